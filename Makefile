@@ -1,0 +1,43 @@
+# Every target sets itself up: a virtual environment, the pinned packages, then the work.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: demo test lint types imports unit soak bench clean
+
+demo: $(STAMP)
+	$(BIN)/oneflare compare fedavg fafi flare data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
+
+test: lint types imports unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not soak"
+
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+# torch is pinned through constraints.txt: an unpinned torch brings gigabytes of CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	$(BIN)/python -c 'import sys; assert sys.version_info[:2] >= (3, 11), "OneFlare needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,hub,flower-datasets]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

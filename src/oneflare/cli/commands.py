@@ -1,0 +1,154 @@
+"""The commands. Each parses, calls the library and prints; results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings. Short forms: data= alpha= clients= method= epochs= seed= encoder=; "
+        "everything else dotted, e.g. train.lr=0.05 partition.kind=iid.",
+        show_default=False,
+    ),
+]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Folder for the files; default: runs/NAME, derived from the settings."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+
+
+def run(
+    overrides: Overrides = None,
+    config: Config = None,
+    out: Out = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train every client alone, fuse their uploads, measure the result.
+
+    The same command again resumes an interrupted run, or says that it is complete.
+
+    [bold]Examples[/bold]
+
+      oneflare run
+
+      oneflare run method=fafi data=cifar10 data.train_size=5000 alpha=0.1 epochs=20
+
+      oneflare run --config experiment.yaml seed=3 --json
+    """
+    from oneflare.cli import show
+    from oneflare.cli.progress import progress
+    from oneflare.config import parse_overrides, read_yaml
+    from oneflare.methods.resolve import resolve
+    from oneflare.run import default_folder, run_experiment
+
+    layers = [read_yaml(config)] if config else []
+    experiment = resolve(*layers, parse_overrides(overrides or []))
+    folder = out or default_folder(experiment)
+    with progress(enabled=not quiet, table=not json) as observer:
+        result = run_experiment(experiment, folder, observer=observer)
+    if json:
+        show.as_json(result.to_dict())
+    elif not quiet:
+        show.run_result(result)
+
+
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="METHOD... [KEY=VALUE]...", help="Methods by name, then settings they share."),
+    ],
+    seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Seeds per method, 0 to n-1.")] = 3,
+    config: Config = None,
+    out: Out = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods x seeds on shared partitions: mean, deviation, paired difference to the first.
+
+    [bold]Examples[/bold]
+
+      oneflare compare fafi flare
+
+      oneflare compare fedavg fafi flare alpha=0.1 epochs=20 --seeds 5
+    """
+    from oneflare.cli import show
+    from oneflare.cli.progress import progress
+    from oneflare.config import parse_overrides, read_yaml
+    from oneflare.errors import ConfigError
+    from oneflare.report import write_comparison
+    from oneflare.study import compare_methods
+
+    methods = [word for word in words if "=" not in word]
+    layers = [read_yaml(config)] if config else []
+    layers.append(parse_overrides(word for word in words if "=" in word))
+    for key in ("method", "seed"):
+        if any(key in layer for layer in layers):
+            raise ConfigError(f"{key}= is what compare varies; name methods first and use --seeds")
+    with progress(enabled=not quiet, table=not json) as observer:
+        comparison = compare_methods(methods, layers, seeds=seeds, folder=out, observer=observer)
+    page = write_comparison(comparison)
+    if json:
+        show.as_json(comparison.to_dict())
+    elif not quiet:
+        show.comparison(comparison)
+        show.line(f"report: {page}")
+
+
+def fuse(
+    folder: RunFolder,
+    fusion: Annotated[list[str], typer.Option("--fusion", "-f", help="Fusion by name; repeat for several.")],
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fuse the uploads of a finished run in another way, without training.
+
+    [bold]Example[/bold]
+
+      oneflare fuse runs/demo/flare-s0 --fusion iffi_released
+    """
+    from oneflare.cli import show
+    from oneflare.cli.progress import progress
+    from oneflare.run import fuse_run
+
+    with progress(enabled=not quiet, table=False) as observer:
+        result = fuse_run(folder, [{"name": name} for name in fusion], observer)
+    if json:
+        show.as_json(result.to_dict())
+    elif not quiet:
+        show.run_result(result)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run or of a comparison.")],
+) -> None:
+    """Write one page with the tables and figures of a run or a comparison.
+
+    [bold]Example[/bold]
+
+      oneflare report runs/demo
+    """
+    from oneflare.cli import show
+    from oneflare.report import write_report
+
+    show.line(f"report: {write_report(folder)}")
+
+
+def methods(json: Json = False) -> None:
+    """List the methods with the research log's version numbers."""
+    from oneflare.cli import show
+    from oneflare.methods import METHODS
+
+    if json:
+        show.as_json([{"name": m.name, "version": m.version, "summary": m.summary} for m in METHODS.values()])
+    else:
+        show.methods(METHODS.values())

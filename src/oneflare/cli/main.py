@@ -1,0 +1,80 @@
+"""`oneflare`: entry point, error handling and the list of commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from oneflare._version import __version__
+from oneflare.cli import commands
+from oneflare.errors import OneFlareError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+app = typer.Typer(
+    name="oneflare",
+    help="One-shot federated learning: organisations train alone, upload one file once, and share one classifier.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"oneflare {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+app.command("run", rich_help_panel="Work")(commands.run)
+app.command("compare", rich_help_panel="Work")(commands.compare)
+app.command("fuse", rich_help_panel="Work")(commands.fuse)
+app.command("report", rich_help_panel="Look")(commands.report)
+app.command("methods", rich_help_panel="Look")(commands.methods)
+
+
+class Terminated(BaseException):
+    """SIGTERM, as an exception, so that locks and workers are released."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise Terminated
+
+
+def main() -> None:
+    """Run a command; a user's error is one line and exit code 2, an interruption says how to go on."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except OneFlareError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+    except (KeyboardInterrupt, Terminated) as stop:
+        print("stopped; run the same command again to go on from the last checkpoint", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else EXIT_TERMINATED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

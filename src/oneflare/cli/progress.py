@@ -1,0 +1,91 @@
+"""Progress on stderr: a bar on a terminal, a line per client in a log file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from oneflare.cli.show import MOST_ROWS, client_table, console_for
+from oneflare.client import ClientSummary
+from oneflare.config import Experiment
+from oneflare.data import Dataset, Partition
+from oneflare.run import Observer
+
+
+class TerminalObserver(Observer):
+    """A bar over all clients and epochs with the time left; in a log file, one line per client instead."""
+
+    def __init__(self, console: Console, bar: Progress | None, table: bool) -> None:
+        self.console = console
+        self.bar = bar
+        self.table = table
+        self.task: Any = None
+        self.done = 0
+        self.clients = 0
+        self.credit: dict[int, int] = {}
+
+    def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
+        self.clients, self.done, self.credit = len(partition.sizes), 0, {}
+        if self.table:
+            self.console.print(client_table(dataset.classes, partition.table.tolist(), partition.kind))
+            self.table = False
+        total = sum(partition.sizes) * experiment.train.epochs
+        if self.bar is not None:
+            if self.task is not None:
+                self.bar.remove_task(self.task)
+            name = f"{experiment.method}, seed {experiment.seed}"
+            self.task = self.bar.add_task(name, total=total, clients=f"0/{self.clients} clients")
+        else:
+            self.console.print(f"{experiment.method}, seed {experiment.seed}: training {self.clients} clients")
+
+    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
+        del row
+        self._credit(client, epoch * samples)
+
+    def client_done(self, summary: ClientSummary, samples_seen: int) -> None:
+        self.done += 1
+        self._credit(summary.client, samples_seen)
+        if self.bar is None and self.clients <= MOST_ROWS:
+            self.console.print(
+                f"  client {summary.client}: {summary.samples} samples, {summary.classes} classes, {summary.status}"
+            )
+
+    def _credit(self, client: int, seen: int) -> None:
+        fresh = seen - self.credit.get(client, 0)
+        self.credit[client] = max(seen, self.credit.get(client, 0))
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, advance=max(0, fresh), clients=f"{self.done}/{self.clients} clients")
+
+    def stage(self, text: str) -> None:
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, clients=text)
+        else:
+            self.console.print(text)
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"[yellow]warning:[/yellow] {text}")
+
+
+@contextlib.contextmanager
+def progress(*, enabled: bool, table: bool) -> Iterator[Observer]:
+    if not enabled:
+        yield Observer()
+        return
+    console = console_for(stderr=True)
+    if not console.is_terminal:
+        yield TerminalObserver(console, None, table)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[clients]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield TerminalObserver(console, bar, table)

@@ -1,0 +1,157 @@
+"""Tables and lines on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from oneflare.methods import Method
+    from oneflare.run import Result
+    from oneflare.study import Comparison
+
+WIDEST_TABLE = 20
+MOST_ROWS = 20
+
+
+def console_for(stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=120)
+
+
+def line(text: str) -> None:
+    print(text)
+
+
+def as_json(content: Any) -> None:
+    json.dump(content, sys.stdout)
+    sys.stdout.write("\n")
+
+
+def client_table(classes: Iterable[str], counts: list[list[int]], kind: str) -> Table:
+    """Who owns what."""
+    names = list(classes)
+    table = Table(title=f"samples per client and class ({kind})", title_justify="left", title_style="bold")
+    table.add_column("client", justify="right")
+    wide = len(names) > WIDEST_TABLE
+    for name in [] if wide else names:
+        table.add_column(name[:10], justify="right")
+    table.add_column("classes", justify="right")
+    table.add_column("samples", justify="right", style="bold")
+    for client, row in enumerate(counts[:MOST_ROWS]):
+        cells = [] if wide else [str(count) if count else "·" for count in row]
+        table.add_row(str(client), *cells, str(sum(count > 0 for count in row)), str(sum(row)))
+    if len(counts) > MOST_ROWS:
+        rest = counts[MOST_ROWS:]
+        cells = [] if wide else ["" for _ in names]
+        table.add_row(f"+{len(rest)}", *cells, "", str(sum(map(sum, rest))))
+    return table
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def run_result(result: Result) -> None:
+    content = result.content
+    console = console_for()
+    state = " (complete, nothing to do)" if result.complete_before else ""
+    data, split = content["data"], content["partition"]
+    skew = f"{split['kind']}({split['alpha']:g})" if split["alpha"] is not None else split["kind"]
+    console.print(
+        f"[bold]{content['method']}[/bold] on {data['name']}, {split['clients']} clients, {skew}, "
+        f"seed {content['seed']}, {content['epochs']} epochs{state}"
+    )
+    table = Table()
+    for name in (
+        "fusion",
+        "accuracy %",
+        "balanced %",
+        "worst class %",
+        "calibration error %",
+        "passes",
+        "parameters",
+    ):
+        table.add_column(name, justify="left" if name == "fusion" else "right")
+    for name, row in result.fusions.items():
+        mark = " *" if name == result.headline else ""
+        table.add_row(
+            name + mark,
+            *(_percent(row[key]) for key in ("accuracy", "balanced_accuracy", "worst_class", "calibration_error")),
+            str(row["forward_passes"]),
+            f"{row['parameters']:,}",
+        )
+    console.print(table)
+    lambdas = [row["lambda_raw_max"] for row in content["clients"] if row["status"] == "trained"]
+    if max(lambdas, default=0) > 0:
+        console.print(f"largest raw lambda of any client: {max(lambdas):.1f}")
+    left_out = [row for row in content["clients"] if row["client"] not in content["fused_clients"]]
+    for row in left_out[:MOST_ROWS]:
+        console.print(f"left out: client {row['client']} ({row['reason']})")
+    cost = content["cost"]
+    console.print(
+        f"* the method's own fusion; {cost['train_seconds']:.1f} s of training, "
+        f"{cost['upload_bytes'] / 1e6:.2f} MB uploaded, peak memory {cost['peak_memory_bytes'] / 2**20:.0f} MiB"
+    )
+    console.print(f"files: {result.folder}")
+
+
+def comparison(content: Comparison) -> None:
+    console = console_for()
+    seeds = len(content.seeds)
+    table = Table(
+        title=f"test accuracy %, {seeds} seed{'s' if seeds > 1 else ''}",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("method")
+    for fusion in content.fusions:
+        table.add_column(fusion, justify="right")
+    for method in content.methods:
+        cells = []
+        for fusion in content.fusions:
+            cell = content.cell(method, fusion)
+            if cell is None:
+                cells.append("–")
+                continue
+            text = _percent(cell.mean) + (f" ± {100 * cell.std:.1f}" if seeds > 1 else "")
+            cells.append(f"[bold]{text}[/bold] *" if content.own_fusion(method) == fusion else text)
+        table.add_row(method, *cells)
+    console.print(table)
+    if len(content.methods) > 1:
+        difference = Table(
+            title=f"paired difference to {content.methods[0]}, points",
+            title_justify="left",
+            title_style="bold",
+        )
+        difference.add_column("method")
+        for fusion in content.fusions:
+            difference.add_column(fusion, justify="right")
+        difference.add_column("own fusion", justify="right")
+        for method in content.methods[1:]:
+            cells = [_points(content.difference(method, fusion)) for fusion in content.fusions]
+            difference.add_row(method, *cells, _points(content.own_difference(method)))
+        console.print(difference)
+    console.print("* the method's own fusion; every column is fused from the same uploads")
+
+
+def _points(pair: tuple[float, float | None] | None) -> str:
+    if pair is None:
+        return "–"
+    mean, std = pair
+    return f"{100 * mean:+.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
+
+
+def methods(entries: Iterable[Method]) -> None:
+    table = Table()
+    table.add_column("method", no_wrap=True)
+    table.add_column("log", no_wrap=True)
+    table.add_column("what it does")
+    for method in entries:
+        table.add_row(method.name, method.version, method.summary)
+    console_for().print(table)

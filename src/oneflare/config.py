@@ -1,0 +1,263 @@
+"""The experiment: everything a run depends on, frozen and checked before any work.
+
+Values come from layers (defaults, a method's recipe, a YAML file, `key=value` overrides, keyword arguments), later
+ones winning. Components that are chosen by name (encoder, anchors, controller, fusions) are `{name: ..., option: ...}`
+and are checked against the signature of what they name, where that lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from oneflare.errors import ConfigError, did_you_mean
+from oneflare.files import digest_of
+from oneflare.registry import one_line
+
+Layer = Mapping[str, Any]
+
+SHORT_FORMS = {"alpha": "partition.alpha", "clients": "partition.clients", "epochs": "train.epochs"}
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _has_name(value: Any) -> Any:
+    value = _named(value)
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("must be a name or a mapping with a 'name'")
+    return value
+
+
+def _name_list(value: Any) -> Any:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, dict) else value
+
+
+Component = Annotated[dict[str, Any], BeforeValidator(_has_name)]
+Components = Annotated[tuple[Component, ...], BeforeValidator(_name_list)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Which images: a known name, `folder`, or arrays given in Python."""
+
+    name: str = "digits"
+    path: str | None = Field(None, description="folder with the files; default: $ONEFLARE_DATA, then the hub")
+    train_size: int | None = Field(None, ge=1, description="seeded subset of the training images")
+    test_size: int | None = Field(None, ge=1, description="seeded subset of the test images")
+    image_size: int = Field(32, ge=8, le=64, description="side to which images of a folder are brought")
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
+    seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
+    digest: str | None = Field(None, description="fingerprint of arrays given in Python")
+
+
+class PartitionConfig(Section):
+    """Who owns what."""
+
+    kind: str = "dirichlet"
+    clients: int = Field(5, ge=1)
+    alpha: float = Field(0.05, gt=0, description="Dirichlet concentration: small is badly skewed")
+    shards: int = Field(2, ge=1, description="shards per client for kind=shards")
+    min_samples: int = Field(1, ge=0, description="redraw (a bounded number of times) until clients have this")
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments for kind=flwr:NAME")
+
+
+class AugmentConfig(Section):
+    """Two independent random views per image."""
+
+    kind: Literal["auto", "crop", "affine", "none"] = "auto"
+    flip: bool | None = Field(None, description="mirror images; default: as the data allow")
+    min_scale: float = Field(0.4, gt=0, le=1, description="smallest area of a random crop")
+    jitter: float = Field(0.4, ge=0, le=1, description="brightness, contrast and saturation")
+    hue: float = Field(0.1, ge=0, le=0.5)
+    grayscale: float = Field(0.2, ge=0, le=1, description="probability")
+    degrees: float = Field(10.0, ge=0, le=180, description="rotation for kind=affine")
+    shift: float = Field(0.1, ge=0, le=0.5, description="translation for kind=affine, as a part of the side")
+
+
+class ObjectiveConfig(Section):
+    """Weights of the named terms of the local loss, and their temperatures."""
+
+    terms: dict[str, float] = Field(
+        default_factory=lambda: {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation": 1.0}
+    )
+    supcon_temperature: float = Field(0.07, gt=0)
+    proto_temperature: float = Field(1.0, gt=0)
+
+
+class TrainConfig(Section):
+    """The local training budget of each client."""
+
+    epochs: int = Field(40, ge=1)
+    batch_size: int = Field(64, ge=1)
+    lr: float = Field(0.05, gt=0)
+    schedule: Component = {"name": "constant"}
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0, description="largest gradient norm")
+    snapshots: int = Field(4, ge=0, description="moments before the end at which fusion is simulated")
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    checkpoint_seconds: float = Field(20.0, ge=0, description="least time between two checkpoints of a client")
+
+
+class UploadConfig(Section):
+    """What leaves a client."""
+
+    counts: Literal["exact", "noised", "withheld"] = "exact"
+    counts_epsilon: float = Field(1.0, gt=0, description="privacy budget of noised counts")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class Experiment(Section):
+    """One federation, from data to metrics. The resolved form is saved with every result."""
+
+    method: str = "flare"
+    data: Annotated[DataConfig, BeforeValidator(_named)] = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    augment: AugmentConfig = AugmentConfig()
+    encoder: Component = {"name": "resnet8"}
+    objective: ObjectiveConfig = ObjectiveConfig()
+    anchors: Component = {"name": "none"}
+    controller: Component = {"name": "none"}
+    train: TrainConfig = TrainConfig()
+    upload: UploadConfig = UploadConfig()
+    fusions: Components = ({"name": "feature_mean"},)
+    seed: int = Field(0, ge=0)
+    engine: Literal["local"] = "local"
+    workers: int | None = Field(None, ge=1, description="worker processes; default: one per core")
+
+    @field_validator("fusions")
+    @classmethod
+    def _some_fusion(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not value:
+            raise ValueError("name at least one fusion")
+        return value
+
+    @model_validator(mode="after")
+    def _snapshots_fit(self) -> Experiment:
+        if self.train.snapshots >= self.train.epochs > 1:
+            object.__setattr__(self, "train", self.train.model_copy(update={"snapshots": self.train.epochs - 1}))
+        elif self.train.epochs == 1:
+            object.__setattr__(self, "train", self.train.model_copy(update={"snapshots": 0}))
+        return self
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def training_digest(self) -> str:
+        """Identifies what the uploads depend on: not the fusions, nor where and how fast clients run."""
+        content = self.model_dump(mode="json", exclude={"fusions", "engine", "workers"})
+        content["train"].pop("checkpoint_seconds")
+        return digest_of(content)
+
+    def partition_digest(self) -> str:
+        """Identifies who owns what; shared by all methods that are compared."""
+        return digest_of([self.data.model_dump(), self.partition.model_dump(), self.seed])
+
+
+def validate(content: Layer) -> Experiment:
+    """Shape and ranges; the named components are checked by `methods.resolve`."""
+    known = set(Experiment.model_fields) | set(SHORT_FORMS)
+    for key in content:
+        if key not in known:
+            raise ConfigError(f"unknown key '{key}'{did_you_mean(key, known)}")
+    try:
+        return Experiment.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(one_line(error, Experiment)) from None
+
+
+def merge(*layers: Layer) -> dict[str, Any]:
+    """Later layers win key by key; a component that is renamed loses the options of the one it replaces."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        _merge_into(result, expand(layer))
+    return result
+
+
+def _merge_into(target: dict[str, Any], layer: Layer) -> None:
+    for key, value in layer.items():
+        old = target.get(key)
+        if isinstance(old, str) and isinstance(value, dict):
+            old = {"name": old}
+        if isinstance(old, dict) and isinstance(value, str):
+            value = {"name": value}
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            renamed = "name" in value and "name" in old and value["name"] != old["name"] and key != "data"
+            merged = {} if renamed else dict(old)
+            _merge_into(merged, value)
+            target[key] = merged
+        else:
+            target[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def expand(layer: Layer) -> dict[str, Any]:
+    """Short forms and dotted keys as nested sections: `{"alpha": 1}` -> `{"partition": {"alpha": 1}}`."""
+    result: dict[str, Any] = {}
+    for key, value in layer.items():
+        path = SHORT_FORMS.get(key, key).split(".")
+        node: dict[str, Any] = {path[-1]: value}
+        for part in reversed(path[:-1]):
+            node = {part: node}
+        _merge_into(result, node)
+    return result
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """`["alpha=0.1", "train.lr=0.05"]` as a layer; values are read as YAML."""
+    layer: dict[str, Any] = {}
+    for word in words:
+        key, separator, text = word.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"'{word}' is not key=value; for example alpha=0.1 or train.lr=0.05")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"{key}: '{text}' is not a YAML value; quote it") from None
+        layer = merge(layer, {key: _number(value)})
+    return layer
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 1e-3 as text; people mean a number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of an experiment file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        place = f" at line {line + 1}" if line is not None else ""
+        raise ConfigError(f"{path} is not valid YAML{place}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must be a mapping such as 'method: flare'")
+    return content

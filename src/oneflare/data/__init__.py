@@ -1,0 +1,21 @@
+"""Images with labels: where they come from, who owns them, how they are varied."""
+
+from oneflare.data.augment import Augmentation
+from oneflare.data.dataset import ClientData, Dataset, ImageSpec, Split, from_arrays, prepare
+from oneflare.data.partition import PARTITIONS, Partition, split_clients
+from oneflare.data.sources import SOURCES, load
+
+__all__ = [
+    "PARTITIONS",
+    "SOURCES",
+    "Augmentation",
+    "ClientData",
+    "Dataset",
+    "ImageSpec",
+    "Partition",
+    "Split",
+    "from_arrays",
+    "load",
+    "prepare",
+    "split_clients",
+]

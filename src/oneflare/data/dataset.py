@@ -1,0 +1,177 @@
+"""Images and labels in memory, and the pixel convention shared by training, fusion and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oneflare.errors import DataError
+from oneflare.seeds import torch_generator
+
+GREY_STATISTICS = ((0.5,), (0.25,))
+COLOUR_STATISTICS = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """What a network is fed: `(channels, size, size)`, pixels in [0, 1] shifted and scaled by fixed constants.
+
+    The constants are agreed beforehand, never measured on anybody's data, so nothing leaks and train equals test.
+    """
+
+    channels: int
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def default(cls, channels: int, size: int) -> ImageSpec:
+        mean, std = GREY_STATISTICS if channels == 1 else COLOUR_STATISTICS
+        return cls(channels, size, mean, std)
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> ImageSpec:
+        return cls(int(value["channels"]), int(value["size"]), tuple(value["mean"]), tuple(value["std"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"channels": self.channels, "size": self.size, "mean": list(self.mean), "std": list(self.std)}
+
+
+class Split(NamedTuple):
+    """images: `(n, channels, size, size)`, uint8 or float32 in [0, 1]; labels: `(n,)` int64."""
+
+    images: Tensor
+    labels: Tensor
+
+    def take(self, indices: Tensor) -> Split:
+        return Split(self.images[indices], self.labels[indices])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test images of one task, with the names of its classes."""
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    image: ImageSpec
+    flip: bool
+    """Whether a mirrored image keeps its label (false for digits)."""
+
+    def subset(self, train_size: int | None, test_size: int | None, seed: int) -> Dataset:
+        """Seeded subsets, the same for every run with this data seed."""
+        return replace(
+            self,
+            train=self.train.take(draw_rows(len(self.train.labels), train_size, seed, "train")),
+            test=self.test.take(draw_rows(len(self.test.labels), test_size, seed, "test")),
+        )
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client owns."""
+
+    images: Tensor
+    labels: Tensor
+    counts: Tensor
+    """`(C,)` samples of each class"""
+
+    @classmethod
+    def of(cls, split: Split, classes: int) -> ClientData:
+        return cls(split.images, split.labels, torch.bincount(split.labels, minlength=classes))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def draw_rows(available: int, size: int | None, seed: int, purpose: str) -> Tensor:
+    """Which rows a seeded subset keeps, in their old order."""
+    if size is None or size == available:
+        return torch.arange(available)
+    if size > available:
+        raise DataError(f"data.{purpose}_size={size} is more than the {available} {purpose} images there are")
+    return torch.randperm(available, generator=torch_generator(seed, "subset", purpose))[:size].sort().values
+
+
+def prepare(images: Tensor, spec: ImageSpec) -> Tensor:
+    """Stored pixels -> network input, the same for training and prediction. `(n, c, h, w)` float32."""
+    return normalise(to_unit(images), spec)
+
+
+def to_unit(images: Tensor) -> Tensor:
+    return images.float().div_(255.0) if images.dtype == torch.uint8 else images.float()
+
+
+def normalise(images: Tensor, spec: ImageSpec) -> Tensor:
+    mean = torch.tensor(spec.mean, device=images.device).view(1, -1, 1, 1)
+    std = torch.tensor(spec.std, device=images.device).view(1, -1, 1, 1)
+    return (images - mean) / std
+
+
+def from_arrays(
+    train: tuple[Any, Any],
+    test: tuple[Any, Any] | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    flip: bool = False,
+    test_fraction: float = 0.2,
+    name: str = "arrays",
+) -> Dataset:
+    """A data set from arrays: images `(n, h, w)`, `(n, h, w, c)` or `(n, c, h, w)`, uint8 or floats in [0, 1]."""
+    split = _split(*train)
+    if test is None:
+        split, held_out = hold_out(split, test_fraction)
+    else:
+        held_out = _split(*test)
+    highest = int(max(split.labels.max(), held_out.labels.max()))
+    names = tuple(classes) if classes is not None else tuple(str(c) for c in range(max(highest + 1, 2)))
+    if highest >= len(names):
+        raise DataError(f"label {highest} has no name among the {len(names)} classes; name every class")
+    if split.images.shape[1:] != held_out.images.shape[1:]:
+        raise DataError(f"train images are {tuple(split.images.shape[1:])}, test {tuple(held_out.images.shape[1:])}")
+    channels, size = split.images.shape[1], split.images.shape[2]
+    return Dataset(name, split, held_out, names, ImageSpec.default(channels, size), flip)
+
+
+def hold_out(split: Split, fraction: float, seed: int = 0) -> tuple[Split, Split]:
+    """A fixed, class-by-class split into training and test images."""
+    generator = torch_generator(seed, "hold-out")
+    test = torch.zeros(len(split.labels), dtype=torch.bool)
+    for label in split.labels.unique():
+        members = (split.labels == label).nonzero().squeeze(1)
+        order = members[torch.randperm(len(members), generator=generator)]
+        test[order[: round(len(members) * fraction)]] = True
+    if not bool(test.any()) or bool(test.all()):
+        raise DataError(f"{len(split.labels)} images are too few to hold out a {fraction:.0%} test part; give one")
+    return split.take((~test).nonzero().squeeze(1)), split.take(test.nonzero().squeeze(1))
+
+
+def _split(images: Any, labels: Any) -> Split:
+    x = torch.as_tensor(np.asarray(images))
+    y = torch.as_tensor(np.asarray(labels))
+    if x.ndim == 3:
+        x = x.unsqueeze(1)
+    elif x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        x = x.permute(0, 3, 1, 2)
+    if x.ndim != 4 or x.shape[1] not in (1, 3) or x.shape[2] != x.shape[3]:
+        raise DataError(
+            f"images of shape {tuple(x.shape)} do not fit; give (n, h, w), (n, h, w, c) or (n, c, h, w) "
+            "with h = w and 1 or 3 channels"
+        )
+    if not 8 <= x.shape[2] <= 64:
+        raise DataError(f"images of {x.shape[2]} pixels do not fit; resize them to between 8 and 64")
+    if y.ndim != 1 or len(y) != len(x) or len(y) == 0:
+        raise DataError(f"{len(x)} images but labels of shape {tuple(y.shape)}; give one label per image")
+    if y.is_floating_point() or int(y.min()) < 0:
+        raise DataError("labels must be whole numbers from 0 to C-1")
+    if x.dtype != torch.uint8:
+        x = x.float()
+        if not bool(torch.isfinite(x).all()) or float(x.min()) < 0 or float(x.max()) > 1:
+            raise DataError("float images must be finite and lie in [0, 1]; divide by their largest value")
+    return Split(x.contiguous(), y.long())

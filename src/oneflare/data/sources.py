@@ -1,0 +1,282 @@
+"""Where images come from: embedded digits, parquet in hub layout, class folders, the Hugging Face hub."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from oneflare.config import DataConfig
+from oneflare.data.dataset import Dataset, ImageSpec, Split, draw_rows, hold_out
+from oneflare.errors import DataError
+from oneflare.registry import Registry
+
+SOURCES: Registry[Dataset] = Registry("data set")
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+
+
+def load(config: DataConfig) -> Dataset:
+    """The data set an experiment names, already reduced to the wanted sizes."""
+    dataset = SOURCES[config.name].factory(config)
+    return dataset.subset(config.train_size, config.test_size, config.seed)
+
+
+@SOURCES.register("digits")
+def digits(config: DataConfig) -> Dataset:
+    """scikit-learn's 1,797 handwritten digits, 8x8 grey, with a fixed split (1,438 train, 359 test)."""
+    del config
+    # Read the file that scikit-learn ships without importing scikit-learn, which alone takes over a second.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataError("data=digits reads scikit-learn's file; pip install scikit-learn")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    with gzip.open(path, "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.int64)
+    images = torch.from_numpy(np.round(table[:, :64] * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
+    train, test = hold_out(Split(images, torch.from_numpy(table[:, 64])), 0.2)
+    names = tuple(str(digit) for digit in range(10))
+    return Dataset("digits", train, test, names, ImageSpec.default(1, 8), flip=False)
+
+
+@dataclass(frozen=True)
+class HubLayout:
+    """Columns, splits and pixel constants of a data set as its hub page has them."""
+
+    folder: str
+    hub: str
+    image: str
+    label: str
+    test: str
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    flip: bool
+    config: str | None = None
+
+
+LAYOUTS = {
+    "cifar10": HubLayout(
+        "cifar10", "uoft-cs/cifar10", "img", "label", "test", 32,
+        (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), flip=True,
+    ),
+    "cifar100": HubLayout(
+        "cifar100", "uoft-cs/cifar100", "img", "fine_label", "test", 32,
+        (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), flip=True,
+    ),
+    "svhn": HubLayout(
+        "svhn", "ufldl-stanford/svhn", "image", "label", "test", 32,
+        (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), flip=False, config="cropped_digits",
+    ),
+    "tiny-imagenet": HubLayout(
+        "tiny-imagenet", "zh-plus/tiny-imagenet", "image", "label", "valid", 64,
+        (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821), flip=True,
+    ),
+}  # fmt: skip
+
+
+@SOURCES.register("cifar10")
+def cifar10(config: DataConfig) -> Dataset:
+    """CIFAR-10: 10 classes, 32x32 colour (Krizhevsky 2009)."""
+    return _hub_layout("cifar10", config)
+
+
+@SOURCES.register("cifar100")
+def cifar100(config: DataConfig) -> Dataset:
+    """CIFAR-100: 100 classes, 32x32 colour (Krizhevsky 2009)."""
+    return _hub_layout("cifar100", config)
+
+
+@SOURCES.register("svhn")
+def svhn(config: DataConfig) -> Dataset:
+    """SVHN: street-view house numbers, 10 classes, 32x32 colour (Netzer et al. 2011)."""
+    return _hub_layout("svhn", config)
+
+
+@SOURCES.register("tiny-imagenet")
+def tiny_imagenet(config: DataConfig) -> Dataset:
+    """Tiny-ImageNet: 200 classes, 64x64 colour."""
+    return _hub_layout("tiny-imagenet", config)
+
+
+@SOURCES.register("folder")
+def folder(config: DataConfig) -> Dataset:
+    """Your images: data.path/train/CLASS/*.png with an optional test/ beside it, or data.path/CLASS/*.png."""
+    if config.path is None:
+        raise DataError("data=folder needs data.path=FOLDER with one folder per class")
+    root = _existing(Path(config.path))
+    train_root = root / "train" if (root / "train").is_dir() else root
+    names = tuple(sorted(entry.name for entry in train_root.iterdir() if entry.is_dir() and entry.name[0] != "."))
+    if len(names) < 2:
+        raise DataError(f"{train_root} holds {len(names)} class folders; at least two are needed")
+    train = _read_class_folders(train_root, names, config.image_size)
+    test_root = next((root / part for part in ("test", "valid", "val") if (root / part).is_dir()), None)
+    if test_root is None or train_root == root:
+        train, test = hold_out(train, config.test_fraction)
+    else:
+        unknown = {entry.name for entry in test_root.iterdir() if entry.is_dir()} - set(names)
+        if unknown:
+            raise DataError(f"{test_root} has classes that {train_root} lacks: {', '.join(sorted(unknown))}")
+        test = _read_class_folders(test_root, names, config.image_size, train.images.shape[1])
+    image = ImageSpec.default(train.images.shape[1], config.image_size)
+    return Dataset(f"folder:{root.name}", train, test, names, image, flip=False)
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_dir():
+        raise DataError(f"no folder at {path}; set data.path to where the images are")
+    return path
+
+
+def _read_class_folders(root: Path, names: Sequence[str], size: int, channels: int | None = None) -> Split:
+    """All images below root/CLASS; grey if `channels` says so or, unless it is given, if the first image is."""
+    files = [
+        (path, label)
+        for label, name in enumerate(names)
+        for path in sorted((root / name).glob("*"))
+        if path.suffix.lower() in IMAGE_SUFFIXES
+    ]
+    if not files:
+        raise DataError(f"no images below {root}; expected {root}/CLASS/*.png (or jpg, bmp, webp, tif)")
+    if channels is None:
+        channels = _channels(files[0][0])
+    images = decode([path.read_bytes() for path, _ in files], [str(path) for path, _ in files], size, channels)
+    return Split(images, torch.tensor([label for _, label in files]))
+
+
+def _channels(path: Path) -> int:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return 1 if image.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
+    except (UnidentifiedImageError, OSError) as error:
+        raise DataError(f"cannot read image {path}: {error}") from None
+
+
+def decode(contents: Sequence[bytes], names: Sequence[str], size: int, channels: int = 3) -> torch.Tensor:
+    """Encoded images -> `(n, channels, size, size)` uint8; a damaged one is named."""
+    from PIL import Image, UnidentifiedImageError
+
+    mode = "RGB" if channels == 3 else "L"
+    result = np.empty((len(contents), size, size, channels), dtype=np.uint8)
+
+    def one(row: int) -> None:
+        try:
+            with Image.open(io.BytesIO(contents[row])) as image:
+                fitted = image.convert(mode)
+                if fitted.size != (size, size):
+                    fitted = fitted.resize((size, size), Image.Resampling.BILINEAR)
+                result[row] = np.asarray(fitted).reshape(size, size, channels)
+        except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+            raise DataError(f"cannot read image {names[row]}: {error}") from None
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        for _ in pool.map(one, range(len(contents))):
+            pass
+    return torch.from_numpy(result).permute(0, 3, 1, 2).contiguous()
+
+
+def _hub_layout(name: str, config: DataConfig) -> Dataset:
+    layout = LAYOUTS[name]
+    roots = [Path(config.path) / layout.folder, Path(config.path)] if config.path else []
+    if not config.path and os.environ.get("ONEFLARE_DATA"):
+        roots = [Path(os.environ["ONEFLARE_DATA"]) / layout.folder]
+    for place in [*roots, *(root / "data" for root in roots)]:
+        if any(place.glob("train-*.parquet")):
+            train, test = _parquet(place, "train", layout), _parquet(place, layout.test, layout)
+            return _from_tables(name, layout, train, test, config)
+    if config.path:
+        raise DataError(
+            f"data={name}: no train-*.parquet in {config.path} or {config.path}/{layout.folder}; "
+            f"put the files of the hub page {layout.hub} there"
+        )
+    return _from_hub(name, layout, config)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Encoded images and labels of one split, still on disk as far as the format allows."""
+
+    images: Any
+    labels: torch.Tensor
+    classes: tuple[str, ...] | None
+    where: str
+
+
+def _parquet(place: Path, split: str, layout: HubLayout) -> _Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = sorted(place.glob(f"{split}-*.parquet"))
+    if not files:
+        raise DataError(f"no {split}-*.parquet in {place}; the hub page {layout.hub} has it")
+    try:
+        table = pa.concat_tables([pq.read_table(file, columns=[layout.image, layout.label]) for file in files])
+    except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError) as error:
+        raise DataError(
+            f"{files[0]} does not have the columns '{layout.image}' and '{layout.label}' of {layout.hub}: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    labels = torch.from_numpy(table[layout.label].to_numpy().astype(np.int64))
+    return _Table(table[layout.image].combine_chunks(), labels, _class_names(files[0], layout), str(place / split))
+
+
+def _class_names(file: Path, layout: HubLayout) -> tuple[str, ...] | None:
+    """Hub files carry the class names in the schema's metadata."""
+    import json
+
+    import pyarrow.parquet as pq
+
+    metadata = (pq.read_schema(file).metadata or {}).get(b"huggingface")
+    try:
+        return tuple(json.loads(metadata)["info"]["features"][layout.label]["names"]) if metadata else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _from_hub(name: str, layout: HubLayout, config: DataConfig) -> Dataset:
+    remedy = (
+        f"data={name} was not found locally; set ONEFLARE_DATA (or data.path) to a folder with "
+        f"{layout.folder}/train-*.parquet and {layout.folder}/{layout.test}-*.parquet "
+        f"as on the hub page {layout.hub}"
+    )
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(f"{remedy}, or pip install 'oneflare[hub]' to download it") from None
+    try:
+        pages = datasets.load_dataset(layout.hub, layout.config)
+    except Exception as error:  # the hub library raises many kinds; all mean that the data could not be had
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise DataError(f"{remedy}; the hub did not answer ({reason})") from None
+    tables = []
+    for split in ("train", layout.test):
+        page = pages[split].cast_column(layout.image, datasets.Image(decode=False))
+        names = getattr(page.features[layout.label], "names", None)
+        labels = torch.tensor(page[layout.label])
+        images = page.data.column(layout.image).combine_chunks()
+        tables.append(_Table(images, labels, tuple(names) if names else None, f"{layout.hub}/{split}"))
+    return _from_tables(name, layout, tables[0], tables[1], config)
+
+
+def _from_tables(name: str, layout: HubLayout, train: _Table, test: _Table, config: DataConfig) -> Dataset:
+    """Decode only the rows that the subset sizes ask for."""
+    splits = []
+    for table, size, purpose in ((train, config.train_size, "train"), (test, config.test_size, "test")):
+        rows = draw_rows(len(table.labels), size, config.seed, purpose)
+        contents = table.images.take(rows.numpy()).field("bytes").to_pylist()
+        places = [f"{table.where} row {int(row)}" for row in rows]
+        splits.append(Split(decode(contents, places, layout.size), table.labels[rows]))
+    number = int(max(train.labels.max(), test.labels.max())) + 1
+    names = train.classes or tuple(str(label) for label in range(number))
+    image = ImageSpec(3, layout.size, layout.mean, layout.std)
+    return Dataset(name, splits[0], splits[1], names, image, layout.flip)

@@ -1,0 +1,131 @@
+"""Files that appear whole or not at all, and nested state in safetensors (never pickle)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oneflare.errors import RunError
+
+if TYPE_CHECKING:
+    import torch
+
+STRUCTURE = "oneflare.structure"
+TEMPORARY_SUFFIX = ".partial"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write to a temporary name in the same folder, flush to disk, then rename: a crash leaves old or new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise RunError(f"{path} is not valid JSON; delete it and run again") from None
+
+
+def remove_partial(folder: Path) -> None:
+    """Clear what a killed process left half-written."""
+    for path in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of the canonical JSON of a value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def save_state(path: Path, state: Any) -> None:
+    """A nest of dicts, lists, numbers, strings and tensors as one safetensors file."""
+    from safetensors.torch import save
+
+    tensors: dict[str, torch.Tensor] = {}
+    structure = _flatten(state, tensors)
+    metadata = {STRUCTURE: json.dumps(structure, sort_keys=True)}
+    write_bytes(path, save({key: t.detach().contiguous() for key, t in tensors.items()}, metadata=metadata))
+
+
+def load_state(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            structure = json.loads(file.metadata()[STRUCTURE])
+            return _unflatten(structure, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise RunError(f"{path} is damaged ({error}); delete it and run again") from None
+
+
+def _flatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        key = f"t{len(tensors)}"
+        tensors[key] = value
+        return {"tensor": key}
+    if isinstance(value, dict):
+        return {"dict": {str(key): _flatten(item, tensors) for key, item in value.items()}}
+    if isinstance(value, list | tuple):
+        return {"list": [_flatten(item, tensors) for item in value]}
+    return {"value": value}
+
+
+def _unflatten(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    ((kind, content),) = node.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _unflatten(item, tensors) for key, item in content.items()}
+    if kind == "list":
+        return [_unflatten(item, tensors) for item in content]
+    return content
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold a folder for one process; the lock dies with its holder, so a stale one cannot block anybody."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise RunError(f"{folder} is in use by process {holder}; wait for it or choose another --out") from None
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

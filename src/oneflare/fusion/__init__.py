@@ -1,0 +1,19 @@
+"""Uploads -> one global model. The same uploads feed every fusion."""
+
+from oneflare.fusion import average, ensemble, features  # noqa: F401  (registers)
+from oneflare.fusion.base import FUSIONS, Fusion, UploadSet, build_fusion, check_needs, offered_fields
+from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
+
+__all__ = [
+    "FUSIONS",
+    "Fusion",
+    "GlobalModel",
+    "MemberModel",
+    "SingleModel",
+    "UploadSet",
+    "build_fusion",
+    "check_needs",
+    "load_model",
+    "logits_of_all",
+    "offered_fields",
+]

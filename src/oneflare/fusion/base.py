@@ -1,0 +1,104 @@
+"""What a fusion is: a pure function from verified uploads to a global model, which declares what it needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from oneflare.config import UploadConfig
+from oneflare.errors import ConfigError, UploadError
+from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
+from oneflare.nn import PrototypeNetwork
+from oneflare.registry import Registry
+from oneflare.upload import Contract, Upload
+
+
+@dataclass(frozen=True)
+class UploadSet:
+    """The uploads of one federation, ordered by client, with the network they fill."""
+
+    uploads: tuple[Upload, ...]
+    contract: Contract
+    template: PrototypeNetwork
+
+    def __post_init__(self) -> None:
+        if not self.uploads:
+            raise UploadError("there is no upload to fuse; train or collect at least one")
+
+    def __len__(self) -> int:
+        return len(self.uploads)
+
+    def __iter__(self) -> Iterator[Upload]:
+        return iter(self.uploads)
+
+    @property
+    def task(self) -> Task:
+        return Task(self.contract.encoder, self.contract.image, self.contract.classes, self.contract.dim)
+
+    @property
+    def size_weights(self) -> Tensor:
+        """`(N,)` share of each client in all samples, float64"""
+        samples = torch.tensor([upload.samples for upload in self.uploads], dtype=torch.float64)
+        return samples / samples.sum()
+
+    @property
+    def prototypes(self) -> Tensor:
+        """`(N, C, d)`"""
+        return torch.stack([upload.prototypes for upload in self.uploads])
+
+    @property
+    def counts(self) -> Tensor:
+        """`(N, C)` samples of each class at each client, float64"""
+        rows = []
+        for upload in self.uploads:
+            if upload.counts is None:
+                raise UploadError(f"{upload.path}: class counts were withheld; use a fusion that does not need them")
+            rows.append(upload.counts)
+        return torch.stack(rows)
+
+    def members(self, rule: Rule) -> MemberModel:
+        """A model that asks every client's encoder and combines the answers by `rule`."""
+        members = tuple(Member(upload.path, upload.digest, upload.weights) for upload in self.uploads)
+        return MemberModel(self.task, members, rule, self.template.encoder)
+
+    def encoders(self) -> Iterator[nn.Module]:
+        """Each client's encoder in turn, in one module that is refilled: never two in memory."""
+        encoder = self.template.encoder
+        for upload in self.uploads:
+            encoder.load_state_dict(upload.weights())
+            yield encoder.eval()
+
+
+class Fusion(ABC):
+    """Chosen by name; options are the keyword-only parameters of the constructor."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "prototypes"})
+
+    @abstractmethod
+    def fuse(self, uploads: UploadSet) -> GlobalModel: ...
+
+
+FUSIONS: Registry[Fusion] = Registry("fusion")
+
+
+def build_fusion(spec: Mapping[str, Any]) -> Fusion:
+    return FUSIONS.build(spec)
+
+
+def offered_fields(config: UploadConfig) -> frozenset[str]:
+    """What uploads written under these switches will hold."""
+    return frozenset({"weights", "prototypes"} | ({"counts"} if config.counts != "withheld" else set()))
+
+
+def check_needs(specs: Sequence[Mapping[str, Any]], offered: frozenset[str], remedy: str = "") -> None:
+    for spec in specs:
+        missing = sorted(build_fusion(spec).needs - offered)
+        if missing:
+            raise ConfigError(
+                f"fusion {spec['name']} needs {' and '.join(missing)}, which the uploads withhold{remedy}"
+            )

@@ -1,0 +1,38 @@
+"""Fusions that mix the clients' opinions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.model import MemberModel, rule
+
+
+@rule
+@dataclass(frozen=True)
+class ProbabilityMean:
+    """log sum_i w_i softmax(z_i P_i^T)"""
+
+    weights: Tensor
+    prototypes: Tensor
+    """`(N, C, d)`"""
+
+    def start(self, images: int) -> Tensor:
+        return torch.zeros(images, self.prototypes.shape[1])
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        state[rows] += self.weights[member] * (features @ self.prototypes[member].T).softmax(1)
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state.clamp(min=1e-30).log()
+
+
+@FUSIONS.register("ensemble")
+class Ensemble(Fusion):
+    """mean of the clients' probabilities, weighted by client size"""
+
+    def fuse(self, uploads: UploadSet) -> MemberModel:
+        return uploads.members(ProbabilityMean(uploads.size_weights.float(), uploads.prototypes))

@@ -1,0 +1,118 @@
+"""Fusions that sum the clients' features and look for the nearest global prototype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oneflare.data import prepare
+from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.model import MemberModel, rule
+from oneflare.seeds import torch_generator
+
+NOISE_IMAGES = 64
+
+
+@rule
+@dataclass(frozen=True)
+class FeatureSum:
+    """z = unit(sum_i w_i z_i), logits z P^T"""
+
+    weights: Tensor
+    prototypes: Tensor
+    """`(C, d)`"""
+
+    def start(self, images: int) -> Tensor:
+        return torch.zeros(images, self.prototypes.shape[1])
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        state[rows] += self.weights[member] * features
+
+    def finish(self, state: Tensor) -> Tensor:
+        return F.normalize(state, dim=1) @ self.prototypes.T
+
+
+@rule
+@dataclass(frozen=True)
+class InformativeSum:
+    """z = unit(sum_i (1 - cos(z_i, n_i)) z_i), logits z P^T, with n_i what client i sees in noise"""
+
+    noise: Tensor
+    """`(N, d)`"""
+    prototypes: Tensor
+
+    def start(self, images: int) -> Tensor:
+        return torch.zeros(images, self.prototypes.shape[1])
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        state[rows] += informative_weights(features, self.noise[member])[:, None] * features
+
+    def finish(self, state: Tensor) -> Tensor:
+        return F.normalize(state, dim=1) @ self.prototypes.T
+
+
+def informative_weights(features: Tensor, noise: Tensor) -> Tensor:
+    """1 - cos(f_i(x), f_i(noise)) per sample: `(batch, d)`, `(d,)` -> `(batch,)`"""
+    return 1 - F.cosine_similarity(features, noise[None], dim=1)
+
+
+def counted_prototypes(prototypes: Tensor, counts: Tensor) -> Tensor:
+    """P_c = sum_i n_ic P_ic / sum_i n_ic: who never saw a class has no say on it.
+
+    prototypes `(N, C, d)`, counts `(N, C)` -> `(C, d)`; a class nobody saw keeps the plain mean.
+    """
+    total = counts.sum(0)
+    shares = torch.where(total > 0, counts / total.clamp(min=1e-12), torch.full_like(counts, 1 / len(counts)))
+    return torch.einsum("nc,ncd->cd", shares, prototypes.to(shares.dtype)).float()
+
+
+@torch.no_grad()
+def noise_features(uploads: UploadSet, seed: int) -> Tensor:
+    """`(N, d)`: each client's mean unit feature of the same seeded noise images."""
+    image = uploads.contract.image
+    shape = (NOISE_IMAGES, image.channels, image.size, image.size)
+    pixels = prepare(torch.rand(shape, generator=torch_generator(seed, "noise images")), image)
+    return torch.stack([F.normalize(encoder(pixels).float(), dim=1).mean(0) for encoder in uploads.encoders()])
+
+
+@FUSIONS.register("feature_mean")
+class FeatureMean(Fusion):
+    """size-weighted sum of features, nearest mean prototype (what FAFI's released code runs)"""
+
+    def fuse(self, uploads: UploadSet) -> MemberModel:
+        return uploads.members(FeatureSum(uploads.size_weights.float(), uploads.prototypes.mean(0)))
+
+
+@FUSIONS.register("count_prototypes")
+class CountPrototypes(Fusion):
+    """feature_mean with prototypes averaged by class counts, then brought to one length"""
+
+    needs = frozenset({"weights", "prototypes", "counts"})
+
+    def fuse(self, uploads: UploadSet) -> MemberModel:
+        prototypes = F.normalize(counted_prototypes(uploads.prototypes, uploads.counts), dim=1)
+        scale = uploads.prototypes.norm(dim=2).mean()
+        return uploads.members(FeatureSum(uploads.size_weights.float(), scale * prototypes))
+
+
+@FUSIONS.register("iffi")
+class InformativeFusion(Fusion):
+    """FAFI's informative feature fusion as the paper means it: weight 1 - cos(f_i(x), f_i(noise))"""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.seed = seed
+
+    def fuse(self, uploads: UploadSet) -> MemberModel:
+        return uploads.members(InformativeSum(noise_features(uploads, self.seed), uploads.prototypes.mean(0)))
+
+
+@FUSIONS.register("iffi_released")
+class InformativeFusionReleased(Fusion):
+    """the released code averages that weight over clients, which leaves an unweighted sum of features"""
+
+    def fuse(self, uploads: UploadSet) -> MemberModel:
+        weights = torch.full((len(uploads),), 1 / len(uploads))
+        return uploads.members(FeatureSum(weights, uploads.prototypes.mean(0)))

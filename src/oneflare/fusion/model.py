@@ -1,0 +1,277 @@
+"""Global models: what fusion returns and everybody uses to predict.
+
+A `SingleModel` is one network. A `MemberModel` keeps the clients' encoders and a `Rule` that combines their features;
+it streams: one encoder in memory at a time, all images through it, then the next. Several member models over the same
+uploads are evaluated in one pass (`logits_of_all`).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oneflare.data import ImageSpec, prepare
+from oneflare.errors import DataError, RunError
+from oneflare.files import load_state, save_state
+from oneflare.nn import PrototypeNetwork, build_encoder
+from oneflare.nn.encoders import CUSTOM
+from oneflare.upload import read_weights
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model classifies, and with which encoder."""
+
+    encoder: dict[str, Any]
+    image: ImageSpec
+    classes: tuple[str, ...]
+    dim: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "encoder": self.encoder,
+            "image": self.image.to_dict(),
+            "classes": list(self.classes),
+            "dim": self.dim,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Task:
+        image = ImageSpec.from_dict(value["image"])
+        return cls(dict(value["encoder"]), image, tuple(value["classes"]), int(value["dim"]))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one prediction takes."""
+
+    parameters: int
+    forward_passes: int
+
+
+class GlobalModel(ABC):
+    """A classifier for raw images `(n, c, h, w)`, uint8 or floats in [0, 1]."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @property
+    @abstractmethod
+    def cost(self) -> Cost: ...
+
+    @abstractmethod
+    def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        """`(n, C)`"""
+
+    @abstractmethod
+    def state(self, reference_from: Path | None) -> dict[str, Any]:
+        """Everything but the task, for the model file."""
+
+    def predict_proba(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        return self.logits(images, batch_size).softmax(1)
+
+    def predict(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        return self.logits(images, batch_size).argmax(1)
+
+    def save(self, path: Path, *, embed: bool = True) -> None:
+        """One file. Without `embed`, members stay where they are and are referred to by relative path and digest."""
+        state = self.state(None if embed else path.parent)
+        save_state(path, {"kind": self.kind, "task": self.task.to_dict(), "state": state})
+
+    def check_images(self, images: Tensor) -> None:
+        wanted = (self.task.image.channels, self.task.image.size, self.task.image.size)
+        if images.ndim != 4 or tuple(images.shape[1:]) != wanted:
+            raise DataError(f"images of shape {tuple(images.shape)} do not fit; the model takes (n, *{wanted})")
+
+
+class SingleModel(GlobalModel):
+    """One network, the cheapest to deploy."""
+
+    kind = "single"
+
+    def __init__(self, task: Task, network: PrototypeNetwork) -> None:
+        super().__init__(task)
+        self.network = network.eval()
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(sum(p.numel() for p in self.network.parameters()), 1)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        self.check_images(images)
+        parts = [
+            self.network(prepare(batch, self.task.image)) @ self.network.prototypes.T
+            for batch in images.split(batch_size)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, len(self.task.classes))
+
+    def state(self, reference_from: Path | None) -> dict[str, Any]:
+        del reference_from
+        return {"network": dict(self.network.state_dict())}
+
+    @classmethod
+    def from_state(cls, task: Task, state: Mapping[str, Any], encoder: nn.Module) -> SingleModel:
+        network = PrototypeNetwork(encoder, torch.zeros(len(task.classes), task.dim))
+        network.load_state_dict(state["network"])
+        return cls(task, network)
+
+
+class Rule(Protocol):
+    """How members' unit features become logits: start, add every member's features in turn, finish.
+
+    A rule's tensors are its dataclass fields; `RULES` lists the kinds that a model file may name.
+    """
+
+    def start(self, images: int) -> Tensor:
+        """The accumulator for this many images."""
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        """features `(rows, d)` of one member, accumulated in place."""
+
+    def finish(self, state: Tensor) -> Tensor:
+        """`(n, C)` logits"""
+
+
+RULES: dict[str, type[Any]] = {}
+
+
+def rule(kind: type[Any]) -> type[Any]:
+    """Class decorator: lets model files name this rule."""
+    RULES[kind.__name__] = kind
+    return kind
+
+
+@dataclass(frozen=True)
+class Member:
+    """One client's encoder, read when needed."""
+
+    source: Path
+    digest: str
+    weights: Callable[[], Mapping[str, Tensor]]
+
+    def to_dict(self, reference_from: Path | None) -> dict[str, Any]:
+        reference = {"digest": self.digest}
+        if reference_from is None:
+            return reference | {"weights": dict(self.weights())}
+        return reference | {"file": os.path.relpath(self.source, reference_from)}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any], model_file: Path) -> Member:
+        digest = str(value["digest"])
+        if "weights" in value:
+            return cls(model_file, digest, partial(dict, value["weights"]))
+        source = model_file.parent / value["file"]
+        return cls(source, digest, partial(read_weights, source, digest))
+
+
+class MemberModel(GlobalModel):
+    """Every client's encoder, combined by a rule."""
+
+    kind = "members"
+
+    def __init__(self, task: Task, members: Sequence[Member], rule: Rule, encoder: nn.Module) -> None:
+        super().__init__(task)
+        self.members = tuple(members)
+        self.rule = rule
+        self.encoder = encoder
+
+    @property
+    def cost(self) -> Cost:
+        own = sum(p.numel() for p in self.encoder.parameters())
+        rule_size = sum(value.numel() for value in vars(self.rule).values() if isinstance(value, Tensor))
+        return Cost(own * len(self.members) + rule_size, len(self.members))
+
+    def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        return logits_of_all({"": self}, images, batch_size)[""]
+
+    def state(self, reference_from: Path | None) -> dict[str, Any]:
+        return {
+            "rule": type(self.rule).__name__,
+            "fields": dict(vars(self.rule)),
+            "members": [member.to_dict(reference_from) for member in self.members],
+        }
+
+    @classmethod
+    def from_state(cls, task: Task, state: Mapping[str, Any], encoder: nn.Module, source: Path) -> MemberModel:
+        if state["rule"] not in RULES:
+            raise RunError(f"{source}: rule '{state['rule']}' is not known to this version; update OneFlare")
+        members = [Member.from_dict(member, source) for member in state["members"]]
+        return cls(task, members, RULES[state["rule"]](**state["fields"]), encoder)
+
+
+class FeatureProbe(Protocol):
+    """Looks at members' features as they stream by (metrics)."""
+
+    def see(self, member: int, features: Tensor) -> None:
+        """features `(n, d)`: unit features of all images at one member"""
+
+
+@torch.no_grad()
+def logits_of_all(
+    models: Mapping[str, GlobalModel],
+    images: Tensor,
+    batch_size: int = BATCH,
+    probes: Sequence[FeatureProbe] = (),
+) -> dict[str, Tensor]:
+    """Logits of several models; those over the same uploads share one pass of every encoder."""
+    streaming = {name: model for name, model in models.items() if isinstance(model, MemberModel)}
+    result = {name: model.logits(images, batch_size) for name, model in models.items() if name not in streaming}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, model in streaming.items():
+        groups.setdefault(tuple(member.digest for member in model.members), []).append(name)
+    for names in groups.values():
+        group = [streaming[name] for name in names]
+        first = group[0]
+        first.check_images(images)
+        states = [model.rule.start(len(images)) for model in group]
+        for index, member in enumerate(first.members):
+            first.encoder.load_state_dict(dict(member.weights()))
+            first.encoder.eval()
+            seen: list[Tensor] = []
+            for start in range(0, len(images), batch_size):
+                rows = slice(start, min(start + batch_size, len(images)))
+                inputs = prepare(images[rows], first.task.image)
+                features = F.normalize(first.encoder(inputs).float(), dim=1)
+                for model, state in zip(group, states, strict=True):
+                    model.rule.add(state, rows, index, features)
+                if probes:
+                    seen.append(features)
+            for probe in probes:
+                probe.see(index, torch.cat(seen))
+        for name, model, state in zip(names, group, states, strict=True):
+            result[name] = model.rule.finish(state)
+    return result
+
+
+def load_model(path: Path, encoder: nn.Module | None = None) -> GlobalModel:
+    """Read a saved model; a custom encoder must be given again, its code is not in the file."""
+    if not path.exists():
+        raise RunError(f"no model at {path}")
+    content = load_state(path)
+    try:
+        task = Task.from_dict(content["task"])
+        if encoder is None:
+            if task.encoder["name"] == CUSTOM:
+                raise RunError(f"{path} uses your own encoder; pass it: load_model(path, encoder=module)")
+            encoder = build_encoder(task.encoder, task.image.channels)
+        encoder = copy.deepcopy(encoder)
+        if content["kind"] == SingleModel.kind:
+            return SingleModel.from_state(task, content["state"], encoder)
+        return MemberModel.from_state(task, content["state"], encoder, path)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is not a OneFlare model ({error}); fuse again") from None

@@ -1,0 +1,8 @@
+"""Names for whole methods: a recipe sets objective, anchors, controller and fusions; everything can be overridden.
+
+`recipes` is plain data and imports at once; `resolve` checks every name and therefore loads the library.
+"""
+
+from oneflare.methods.recipes import METHODS, Method, find_method
+
+__all__ = ["METHODS", "Method", "find_method"]

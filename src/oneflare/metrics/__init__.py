@@ -1,0 +1,6 @@
+"""What is measured: how well a model classifies, how far clients disagree, how collapsed their features are."""
+
+from oneflare.metrics.classification import Scores, score
+from oneflare.metrics.diagnostics import Diagnostics, diagnose
+
+__all__ = ["Diagnostics", "Scores", "diagnose", "score"]

@@ -1,0 +1,149 @@
+"""Encoders: any module from an image batch `(batch, c, h, w)` to features `(batch, d)`.
+
+Built-in ones take 1 or 3 channels and 8 to 64 pixels, and scale by `width`. `dim` adds a linear projection to d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oneflare.errors import ConfigError
+from oneflare.registry import Registry
+
+ENCODERS: Registry[nn.Module] = Registry("encoder")
+CUSTOM = "custom"
+
+
+def build_encoder(spec: Mapping[str, Any], channels: int) -> nn.Module:
+    return ENCODERS.build(spec, channels)
+
+
+def encoder_spec(spec: Mapping[str, Any], classes: int) -> dict[str, Any]:
+    """The spec with `dim` decided: the encoder's own size, or a projection wide enough for C-1 directions."""
+    complete = ENCODERS.complete(spec, "encoder")
+    if complete.get("dim") is None:
+        own = native_dim(complete)
+        complete["dim"] = own if own >= classes - 1 else 32 * ((classes + 31) // 32)
+    return complete
+
+
+def native_dim(spec: Mapping[str, Any]) -> int:
+    return int(spec["width"]) * {"conv4": 4, "resnet8": 4, "resnet18": 8}[spec["name"]]
+
+
+class Block(nn.Module):
+    """Basic residual block (He et al. 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x), inplace=True)
+
+
+class ResNet(nn.Module):
+    """3x3 stem, stages of basic blocks with doubling width, average pooling, optional projection."""
+
+    def __init__(self, channels: int, blocks: tuple[int, ...], width: int, dim: int | None) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        layers: list[nn.Module] = []
+        inputs = width
+        for stage, number in enumerate(blocks):
+            outputs = width * 2**stage
+            for index in range(number):
+                layers.append(Block(inputs, outputs, 2 if stage > 0 and index == 0 else 1))
+                inputs = outputs
+        self.blocks = nn.Sequential(*layers)
+        self.project = _projection(inputs, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks(F.relu(self.norm(self.stem(x)), inplace=True))
+        features: Tensor = self.project(y.mean((2, 3)))
+        return features
+
+
+class Conv4(nn.Module):
+    """Four 3x3 convolutions with batch normalisation; the last three halve the image."""
+
+    def __init__(self, channels: int, width: int, dim: int | None) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = channels
+        for outputs, stride in ((width, 1), (width, 2), (2 * width, 2), (4 * width, 2)):
+            layers += [
+                nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(inplace=True),
+            ]
+            inputs = outputs
+        self.layers = nn.Sequential(*layers)
+        self.project = _projection(inputs, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.project(self.layers(x).mean((2, 3)))
+        return features
+
+
+def _projection(inputs: int, dim: int | None) -> nn.Module:
+    if dim is not None and dim < 1:
+        raise ConfigError(f"encoder.dim: must be at least 1 (got {dim})")
+    return nn.Identity() if dim in (None, inputs) else nn.Linear(inputs, dim)
+
+
+def _check_width(width: int) -> int:
+    if not 1 <= width <= 1024:
+        raise ConfigError(f"encoder.width: must lie between 1 and 1024 (got {width})")
+    return width
+
+
+@ENCODERS.register("conv4")
+def conv4(channels: int, *, width: int = 16, dim: int | None = None) -> nn.Module:
+    """four convolutions, d = 4 width"""
+    return Conv4(channels, _check_width(width), dim)
+
+
+@ENCODERS.register("resnet8")
+def resnet8(channels: int, *, width: int = 16, dim: int | None = None) -> nn.Module:
+    """three residual blocks, d = 4 width"""
+    return ResNet(channels, (1, 1, 1), _check_width(width), dim)
+
+
+@ENCODERS.register("resnet18")
+def resnet18(channels: int, *, width: int = 64, dim: int | None = None) -> nn.Module:
+    """ResNet-18 with a 3x3 stem, d = 8 width (the log's encoder)"""
+    return ResNet(channels, (2, 2, 2, 2), _check_width(width), dim)
+
+
+def feature_dim(encoder: nn.Module, channels: int, size: int) -> int:
+    """d of any encoder, by asking it; says clearly when the module does not return `(batch, d)`."""
+    was_training = encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            features = encoder(torch.zeros(2, channels, size, size))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the encoder does not take images of shape (batch, {channels}, {size}, {size}): "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    finally:
+        encoder.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(f"the encoder must return features of shape (batch, d), not {shape}")
+    return features.shape[1]

@@ -1,0 +1,49 @@
+"""An encoder with one learnable prototype per class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oneflare.nn.encoders import CUSTOM, build_encoder, feature_dim
+from oneflare.seeds import derive, torch_generator
+
+
+class PrototypeNetwork(nn.Module):
+    """z = f(x)/|f(x)|, logits z P^T, with prototypes P `(C, d)`."""
+
+    def __init__(self, encoder: nn.Module, prototypes: Tensor) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.prototypes = nn.Parameter(prototypes.clone())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Unit features `(batch, d)`, always float32."""
+        return F.normalize(self.encoder(images).float(), dim=1)
+
+
+def initial_network(
+    spec: Mapping[str, Any],
+    channels: int,
+    size: int,
+    classes: int,
+    seed: int,
+    custom: nn.Module | None = None,
+) -> PrototypeNetwork:
+    """The start that all clients share: weights and P ~ N(0, 1) depend on the seed alone."""
+    if spec["name"] == CUSTOM:
+        if custom is None:
+            raise ValueError("a custom encoder was promised but not given")
+        encoder = copy.deepcopy(custom)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "initial weights"))
+            encoder = build_encoder(spec, channels)
+    dim = feature_dim(encoder, channels, size)
+    prototypes = torch.randn(classes, dim, generator=torch_generator(seed, "initial prototypes"))
+    return PrototypeNetwork(encoder, prototypes)

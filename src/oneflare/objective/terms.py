@@ -1,0 +1,91 @@
+"""The named terms of the local objective L_local (FAFI), and L_align.
+
+A term is a function of a `Batch`; similarity matrices are computed once and shared between terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oneflare.registry import Registry
+
+Term = Callable[["Batch"], Tensor]
+TERMS: Registry[Tensor] = Registry("loss term")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Both views of a batch: unit features z `(2B, d)`, labels `(2B,)`, prototypes P `(C, d)`."""
+
+    features: Tensor
+    labels: Tensor
+    prototypes: Tensor
+    supcon_temperature: float = 0.07
+    proto_temperature: float = 1.0
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """z P^T `(2B, C)`"""
+        return self.features @ self.prototypes.T
+
+    @cached_property
+    def cross_entropy(self) -> Tensor:
+        return F.cross_entropy(self.logits, self.labels)
+
+
+def local_terms(weights: Mapping[str, float], batch: Batch) -> dict[str, Tensor]:
+    """Every wanted term by name, unweighted."""
+    return {name: TERMS[name].factory(batch) for name, weight in weights.items() if weight != 0}
+
+
+@TERMS.register("cls")
+def cls(batch: Batch) -> Tensor:
+    """cross-entropy of z P^T"""
+    return batch.cross_entropy
+
+
+@TERMS.register("proto_feature")
+def proto_feature(batch: Batch) -> Tensor:
+    """cross-entropy of z P^T / t"""
+    if batch.proto_temperature == 1.0:
+        return batch.cross_entropy
+    return F.cross_entropy(batch.logits / batch.proto_temperature, batch.labels)
+
+
+@TERMS.register("proto_separation")
+def proto_separation(batch: Batch) -> Tensor:
+    """cross-entropy of P P^T / t against 0..C-1"""
+    similarity = batch.prototypes @ batch.prototypes.T / batch.proto_temperature
+    return F.cross_entropy(similarity, torch.arange(len(similarity), device=similarity.device))
+
+
+@TERMS.register("supcon")
+def supcon(batch: Batch) -> Tensor:
+    """supervised contrastive loss over the 2B views (Khosla et al. 2020)
+
+    L = mean_i -1/|P(i)| sum_{p in P(i)} log( exp(z_i z_p / t) / sum_{a != i} exp(z_i z_a / t) )
+    """
+    return supervised_contrastive(batch.features, batch.labels, batch.supcon_temperature)
+
+
+def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """features: `(n, d)` of unit norm; anchors without a positive do not count."""
+    similarity = features @ features.T / temperature
+    diagonal = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    similarity = similarity.masked_fill(diagonal, -torch.inf)
+    log_probability = similarity - similarity.logsumexp(dim=1, keepdim=True)
+    positive = (labels[:, None] == labels[None, :]) & ~diagonal
+    number = positive.sum(1)
+    total = torch.where(positive, log_probability, 0.0).sum(1)
+    return -(total / number.clamp(min=1)).sum() / (number > 0).sum().clamp(min=1)
+
+
+def align(prototypes: Tensor, anchors: Tensor) -> Tensor:
+    """L_align = MSE(P, A), the mean over C d"""
+    return F.mse_loss(prototypes, anchors)

@@ -1,0 +1,32 @@
+"""Random numbers without global state: one independent stream per (seed, purpose...).
+
+Every stream is named by what it is for, for example `(seed, client, "augment", epoch)`. A stream is never
+continued across epochs, so resuming needs no generator state and the order in which clients run is irrelevant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """A 63-bit seed that depends on every part of the name."""
+    text = "/".join([str(seed), *map(str, purpose)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def torch_generator(seed: int, *purpose: str | int) -> torch.Generator:
+    import torch
+
+    return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def numpy_generator(seed: int, *purpose: str | int) -> np.random.Generator:
+    import numpy as np
+
+    return np.random.default_rng(derive(seed, *purpose))

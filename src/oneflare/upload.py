@@ -1,0 +1,314 @@
+"""The one message a client sends: a safetensors file whose header carries a manifest.
+
+Reading trusts nothing. In this order, and before any tensor is used: size limit, header length, schema, digest,
+names, shapes and dtypes against the encoder the server expects, finiteness, plausible ranges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oneflare.data import ImageSpec
+from oneflare.errors import UploadError
+from oneflare.files import digest_of, write_bytes
+from oneflare.nn import PrototypeNetwork
+from oneflare.seeds import numpy_generator
+
+SCHEMA = 1
+MANIFEST = "oneflare"
+HEADER_LIMIT = 4 << 20
+SIZE_LIMIT = 1 << 30
+ENCODER = "encoder."
+PROTOTYPES = "prototypes"
+COUNTS = "counts"
+
+_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the server expects of every upload of one federation."""
+
+    federation: str
+    """digest of the settings all members share"""
+    method: str
+    encoder: dict[str, Any]
+    anchors: dict[str, Any]
+    image: ImageSpec
+    classes: tuple[str, ...]
+    dim: int
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    """encoder tensors: name -> shape, dtype"""
+
+    @classmethod
+    def of(
+        cls,
+        network: PrototypeNetwork,
+        *,
+        federation: str,
+        method: str,
+        encoder: dict[str, Any],
+        anchors: dict[str, Any],
+        image: ImageSpec,
+        classes: tuple[str, ...],
+    ) -> Contract:
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in network.encoder.state_dict().items()}
+        dim = network.prototypes.shape[1]
+        return cls(federation, method, encoder, anchors, image, classes, dim, shapes)
+
+    def encoder_hash(self) -> str:
+        shapes = {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}
+        return digest_of([self.encoder, shapes])
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A verified upload. Small fields are in memory; the weights stay on disk until asked for."""
+
+    path: Path
+    manifest: dict[str, Any]
+    prototypes: Tensor
+    """`(C, d)`"""
+    counts: Tensor | None
+    """`(C,)` float64, or None where withheld"""
+
+    @property
+    def client(self) -> int:
+        return int(self.manifest["client"])
+
+    @property
+    def samples(self) -> int:
+        return int(self.manifest["samples"])
+
+    @property
+    def digest(self) -> str:
+        return str(self.manifest["digest"])
+
+    @property
+    def file_bytes(self) -> int:
+        return self.path.stat().st_size
+
+    @cached_property
+    def fields(self) -> frozenset[str]:
+        """What this upload offers to a fusion."""
+        return frozenset({"weights", "prototypes"} | ({"counts"} if self.counts is not None else set()))
+
+    def weights(self) -> dict[str, Tensor]:
+        """The encoder's state, float32 where it was floating; checked again as it is read."""
+        return _encoder_state(self.path, self.manifest)
+
+
+def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[str, Tensor]:
+    """The encoder's state from an upload that was verified before and is known by its digest."""
+    manifest = _read_manifest(path, _read_header(path, size_limit))
+    if manifest.get("digest") != digest or not _digest_holds(manifest):
+        raise UploadError(f"{path}: is not the upload that was fused; fuse again")
+    return _encoder_state(path, manifest)
+
+
+def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(ENCODER): tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in _read_tensors(path, manifest, prefix=ENCODER).items()
+    }
+
+
+def _digest_holds(manifest: Mapping[str, Any]) -> bool:
+    content = {key: value for key, value in manifest.items() if key not in ("digest", "signature")}
+    return bool(manifest.get("digest") == digest_of(content))
+
+
+def write_upload(
+    path: Path,
+    network: PrototypeNetwork,
+    contract: Contract,
+    *,
+    client: int,
+    counts: Tensor,
+    epoch: int,
+    seed: int = 0,
+    counts_mode: str = "exact",
+    counts_epsilon: float = 1.0,
+    dtype: str = "float32",
+) -> None:
+    """Write a client's message; what leaves is decided by `counts_mode` and `dtype`."""
+    stored = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    tensors = {
+        ENCODER + name: (tensor.to(stored) if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in network.encoder.state_dict().items()
+    }
+    tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
+    disclosed = _disclose(counts, counts_mode, counts_epsilon, seed, client)
+    if disclosed is not None:
+        tensors[COUNTS] = disclosed
+    samples = int(counts.sum()) if disclosed is None else max(1, round(float(disclosed.sum())))
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "federation": contract.federation,
+        "method": contract.method,
+        "client": client,
+        "epoch": epoch,
+        "samples": samples,
+        "counts": counts_mode,
+        "classes": list(contract.classes),
+        "image": contract.image.to_dict(),
+        "encoder": contract.encoder,
+        "encoder_hash": contract.encoder_hash(),
+        "anchors": contract.anchors,
+        "dim": contract.dim,
+        "tensors": {name: tensor_digest(tensor) for name, tensor in sorted(tensors.items())},
+    }
+    manifest["digest"] = digest_of(manifest)
+    from safetensors.torch import save
+
+    write_bytes(path, save(tensors, metadata={MANIFEST: json.dumps(manifest, sort_keys=True)}))
+
+
+def _disclose(counts: Tensor, mode: str, epsilon: float, seed: int, client: int) -> Tensor | None:
+    """Class counts as the member agreed to reveal them; noise is Laplace(1/epsilon), then rounded and clipped."""
+    if mode == "withheld":
+        return None
+    values = counts.double().cpu()
+    if mode == "noised":
+        noise = numpy_generator(seed, client, "count noise").laplace(0.0, 1 / epsilon, len(values))
+        values = (values + torch.from_numpy(noise)).round().clamp(min=0)
+    return values.long()
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes."""
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+
+
+def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) -> Upload:
+    """Verify a file against what the federation expects; refuse it with one line that names file, field and remedy."""
+    header = _read_header(path, size_limit)
+    manifest = _read_manifest(path, header)
+    _check_manifest(path, manifest, contract)
+    _check_layout(path, header, manifest, contract)
+    small: dict[str, Tensor] = {}
+    for name, tensor in _read_tensors(path, manifest).items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UploadError(f"{path}: {name} has values that are not finite; the client must train again")
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise UploadError(f"{path}: {name} has a negative variance; the client must train again")
+        if not name.startswith(ENCODER):
+            small[name] = tensor
+    counts = small.get(COUNTS)
+    if counts is not None and bool((counts < 0).any()):
+        raise UploadError(f"{path}: counts has a negative number; the client must write its upload again")
+    return Upload(path, manifest, small[PROTOTYPES].float(), None if counts is None else counts.double())
+
+
+def _read_header(path: Path, size_limit: int) -> dict[str, Any]:
+    try:
+        size = path.stat().st_size
+        if size > size_limit:
+            raise UploadError(f"{path}: {size} bytes exceed the limit of {size_limit}; raise the limit or refuse it")
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(HEADER_LIMIT, size - 8):
+                raise UploadError(f"{path}: the header is damaged or cut off; send the file again")
+            header = json.loads(file.read(length))
+    except FileNotFoundError:
+        raise UploadError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UploadError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise UploadError(f"{path}: the header is not valid JSON; send the file again") from None
+    if not isinstance(header, dict):
+        raise UploadError(f"{path}: the header is not a mapping; send the file again")
+    return header
+
+
+def _read_manifest(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = header.get("__metadata__")
+    text = metadata.get(MANIFEST) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise UploadError(f"{path}: has no OneFlare manifest; is it an upload?")
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UploadError(f"{path}: the manifest is not valid JSON; send the file again") from None
+    if not isinstance(manifest, dict):
+        raise UploadError(f"{path}: the manifest is not a mapping; send the file again")
+    if manifest.get("schema") != SCHEMA:
+        raise UploadError(
+            f"{path}: schema {manifest.get('schema')!r} is not the {SCHEMA} this version reads; update OneFlare"
+        )
+    return manifest
+
+
+def _check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract) -> None:
+    if not _digest_holds(manifest):
+        raise UploadError(f"{path}: the manifest does not match its digest; it was altered or damaged, send it again")
+    expected = {
+        "federation": contract.federation,
+        "encoder_hash": contract.encoder_hash(),
+        "classes": list(contract.classes),
+        "image": contract.image.to_dict(),
+        "anchors": contract.anchors,
+        "dim": contract.dim,
+    }
+    for key, value in expected.items():
+        if manifest.get(key) != value:
+            raise UploadError(f"{path}: {key} differs from this federation's; was it made for another one?")
+    for key, least in (("samples", 1), ("client", 0), ("epoch", 1)):
+        number = manifest.get(key)
+        if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 53:
+            raise UploadError(f"{path}: {key} is {number!r}, not a number of at least {least}; send it again")
+    if not isinstance(manifest.get("tensors"), dict):
+        raise UploadError(f"{path}: the manifest lists no tensors; send the file again")
+
+
+def _check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, Any], contract: Contract) -> None:
+    """Names, shapes and dtypes, from the header alone."""
+    entries = {key: value for key, value in header.items() if key != "__metadata__"}
+    if set(entries) != set(manifest["tensors"]):
+        raise UploadError(f"{path}: the tensors are not those the manifest lists; send the file again")
+    expected: dict[str, tuple[tuple[int, ...], bool]] = {
+        ENCODER + name: (shape, dtype.is_floating_point) for name, (shape, dtype) in contract.shapes.items()
+    }
+    expected[PROTOTYPES] = ((len(contract.classes), contract.dim), True)
+    optional = {COUNTS: ((len(contract.classes),), False)}
+    for name in expected:
+        if name not in entries:
+            raise UploadError(f"{path}: {name} is missing; the client must write its upload again")
+    for name, entry in entries.items():
+        wanted = expected.get(name) or optional.get(name)
+        if wanted is None:
+            raise UploadError(f"{path}: {name!r:.80} is not a field of this federation's uploads; refuse it")
+        shape, floating = wanted
+        found = entry.get("shape") if isinstance(entry, dict) else None
+        dtype = _STORED.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
+        if found != list(shape):
+            raise UploadError(f"{path}: {name} has shape {found!r:.60}, expected {list(shape)}")
+        if dtype is None or dtype.is_floating_point != floating:
+            raise UploadError(f"{path}: {name} has type {entry.get('dtype')!r:.20}, which does not fit")
+
+
+def _read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in manifest["tensors"]:
+                if name.startswith(prefix):
+                    tensor = file.get_tensor(name)
+                    if tensor_digest(tensor) != manifest["tensors"][name]:
+                        raise UploadError(f"{path}: {name} does not match its digest; it was damaged, send it again")
+                    tensors[name] = tensor
+    except (SafetensorError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UploadError(f"{path}: not a valid safetensors file ({reason}); send it again") from None
+    return tensors
