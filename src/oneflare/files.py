@@ -71,7 +71,7 @@ def save_state(path: Path, state: Any) -> None:
 
     tensors: dict[str, torch.Tensor] = {}
     structure = _flatten(state, tensors)
-    metadata = {STRUCTURE: json.dumps(structure, sort_keys=True)}
+    metadata = {STRUCTURE: json.dumps(structure)}
     write_bytes(path, save({key: t.detach().contiguous() for key, t in tensors.items()}, metadata=metadata))
 
 

@@ -66,7 +66,7 @@ class Registry(Generic[T]):
             checked = entry.schema.model_validate(options)
         except ValidationError as error:
             raise ConfigError(one_line(error, entry.schema, where or f"{self.kind} {entry.name}")) from None
-        return {"name": entry.name, **checked.model_dump()}
+        return {"name": entry.name, **checked.model_dump(mode="json")}
 
     def build(self, spec: Mapping[str, Any], *given: Any) -> T:
         options = self.complete(spec)
@@ -74,13 +74,15 @@ class Registry(Generic[T]):
 
 
 def _schema(kind: str, name: str, factory: Callable[..., Any]) -> type[BaseModel]:
-    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(factory).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             fields[parameter.name] = (hints.get(parameter.name, Any), default)
-    return create_model(f"{kind} {name}", __config__=ConfigDict(extra="forbid", frozen=True), **fields)
+    return create_model(
+        f"{kind} {name}", __config__=ConfigDict(extra="forbid", frozen=True, validate_default=True), **fields
+    )
 
 
 def one_line(error: ValidationError, model: type[BaseModel], where: str = "") -> str:

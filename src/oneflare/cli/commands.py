@@ -49,7 +49,7 @@ def run(
     from oneflare.cli.progress import progress
     from oneflare.config import parse_overrides, read_yaml
     from oneflare.methods.resolve import resolve
-    from oneflare.run import default_folder, run_experiment
+    from oneflare.stages import default_folder, run_experiment
 
     layers = [read_yaml(config)] if config else []
     experiment = resolve(*layers, parse_overrides(overrides or []))
@@ -118,7 +118,7 @@ def fuse(
     """
     from oneflare.cli import show
     from oneflare.cli.progress import progress
-    from oneflare.run import fuse_run
+    from oneflare.stages import fuse_run
 
     with progress(enabled=not quiet, table=False) as observer:
         result = fuse_run(folder, [{"name": name} for name in fusion], observer)

@@ -13,7 +13,7 @@ from oneflare.cli.show import MOST_ROWS, client_table, console_for
 from oneflare.client import ClientSummary
 from oneflare.config import Experiment
 from oneflare.data import Dataset, Partition
-from oneflare.run import Observer
+from oneflare.stages import Observer
 
 
 class TerminalObserver(Observer):

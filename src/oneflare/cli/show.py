@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from oneflare.methods import Method
-    from oneflare.run import Result
+    from oneflare.stages import Result
     from oneflare.study import Comparison
 
 WIDEST_TABLE = 20

@@ -6,6 +6,8 @@ sample exactly one owner.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -152,8 +154,6 @@ def _flower(labels: Indices, config: PartitionConfig, seed: int) -> list[Indices
         raise ConfigError(
             f"partition.kind={config.kind} needs flwr-datasets; pip install 'oneflare[flower-datasets]'"
         ) from None
-    import inspect
-
     name = config.kind.removeprefix("flwr:")
     kinds = {
         key: value for key, value in vars(catalogue).items() if key.endswith("Partitioner") and key != "Partitioner"
@@ -164,12 +164,14 @@ def _flower(labels: Indices, config: PartitionConfig, seed: int) -> list[Indices
     given = {"num_partitions": config.clients, "partition_by": "label", "alpha": config.alpha, "seed": seed}
     options = {key: value for key, value in given.items() if key in accepted} | config.options
     try:
-        chosen = kinds[name](**options)
-        chosen.dataset = datasets.Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
-        parts = [
-            np.asarray(chosen.load_partition(client)["index"], dtype=np.int64)
-            for client in range(chosen.num_partitions)
-        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it repeats itself while it retries; what matters is raised
+            chosen = kinds[name](**options)
+            chosen.dataset = datasets.Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
+            parts = [
+                np.asarray(chosen.load_partition(client)["index"], dtype=np.int64)
+                for client in range(chosen.num_partitions)
+            ]
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise ConfigError(f"partition.kind={config.kind}: {str(error).splitlines()[0]}") from None
     owned = np.concatenate(parts)

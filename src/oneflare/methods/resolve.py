@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflare.config import Experiment, Layer, expand, merge, validate
+from oneflare.config import Experiment, Layer, TrainConfig, expand, merge, validate
 from oneflare.data import PARTITIONS, SOURCES
 from oneflare.errors import ConfigError
 from oneflare.fusion import FUSIONS, check_needs, offered_fields
@@ -15,6 +15,11 @@ from oneflare.objective import CONTROLLERS, TERMS, ClientFacts, build_controller
 from oneflare.schedules import SCHEDULES
 
 ARRAYS = "arrays"
+NAMED_DEFAULTS = {
+    **{part: Experiment.model_fields[part].default for part in ("encoder", "anchors", "controller")},
+    "train": {"schedule": TrainConfig.model_fields["schedule"].default},
+}
+"""so that an option can be set without naming the part it belongs to"""
 
 
 def resolve(*layers: Layer) -> Experiment:
@@ -24,7 +29,7 @@ def resolve(*layers: Layer) -> Experiment:
     if not isinstance(name, str):
         raise ConfigError(f"method: must be a name (got {name!r})")
     method = find_method(name)
-    content = merge(expand(method.recipe), wanted, {"method": method.name})
+    content = merge(NAMED_DEFAULTS, expand(method.recipe), wanted, {"method": method.name})
     return complete(validate(content))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from oneflare.errors import RunError
 from oneflare.files import write_text
 from oneflare.report import figures
-from oneflare.run import Result, RunFiles, read_experiment, read_result
+from oneflare.stages import Result, RunFiles, read_experiment, read_result
 from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
 

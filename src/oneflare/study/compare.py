@@ -13,7 +13,7 @@ from oneflare.errors import ConfigError, RunError
 from oneflare.files import digest_of, read_json, write_json
 from oneflare.methods import find_method
 from oneflare.methods.resolve import resolve
-from oneflare.run import Observer, Result, read_result, run_experiment
+from oneflare.stages import Observer, Result, read_result, run_experiment
 
 FILE = "comparison.json"
 

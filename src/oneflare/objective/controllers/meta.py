@@ -17,11 +17,14 @@ from oneflare.errors import ConfigError
 from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts, Controller, entropy_lambda
 from oneflare.schedules import ScheduleSpec, build_schedule
 
+LARGEST_STEP = 0.5
+
 
 class SigmaController(Controller):
     """Keeps log s = (log s_l, log s_a) and descends on it with its own step size.
 
-    Starts at s_a = 1, which is L_align of untrained prototypes, and s_l = the entropy rule's lambda.
+    Starts at s_a = 1, which is L_align of untrained prototypes, and s_l = the entropy rule's lambda. One step moves a
+    log-variance by at most LARGEST_STEP: after an explosion the way back would overflow otherwise.
     """
 
     def __init__(self, facts: ClientFacts, sigma_lr: float, lambda_start: tuple[float, float]) -> None:
@@ -36,7 +39,7 @@ class SigmaController(Controller):
         gradient = self.log_s.grad
         if gradient is not None:
             with torch.no_grad():
-                self.log_s -= self.sigma_lr * gradient
+                self.log_s -= (self.sigma_lr * gradient).clamp(-LARGEST_STEP, LARGEST_STEP)
             self.log_s.grad = None
 
     def state_dict(self) -> dict[str, Any]:

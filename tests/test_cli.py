@@ -1,0 +1,203 @@
+"""The command line by its real entry point, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from oneflare.stages import read_result
+from test_stages import figures
+
+COMMAND = [str(Path(sys.executable).parent / "oneflare")]
+TINY_WORDS = [
+    "data.train_size=200", "data.test_size=60", "clients=3", "alpha=0.3", "encoder=conv4", "encoder.width=4",
+    "epochs=2", "train.batch_size=32", "train.snapshots=1",
+]  # fmt: skip
+
+
+def oneflare(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300, env=os.environ | environment
+    )
+
+
+def test_help_and_version(tmp_path):
+    listing = oneflare("--help", cwd=tmp_path)
+    assert listing.returncode == 0
+    for command in ("run", "compare", "fuse", "report", "methods"):
+        assert command in listing.stdout
+        page = oneflare(command, "--help", cwd=tmp_path)
+        assert page.returncode == 0
+        if command != "methods":
+            assert "Example" in page.stdout
+    assert oneflare("--version", cwd=tmp_path).stdout.startswith("oneflare 0.")
+
+
+def test_starting_imports_nothing_heavy(tmp_path):
+    code = (
+        "import sys, oneflare.cli.main; "
+        "heavy = {'torch', 'numpy', 'sklearn', 'matplotlib', 'pyarrow', 'scipy', 'pandas', 'datasets', 'PIL'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert outcome.stdout.strip() == "[]"
+
+
+def test_listing_methods_does_not_load_torch(tmp_path):
+    code = "import sys; from oneflare.cli import commands; commands.methods(); assert 'torch' not in sys.modules"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    for name in ("fedavg", "ensemble", "fafi", "drcl", "etf_annealed", "flare", "V14", "V7"):
+        assert name in outcome.stdout
+
+
+def test_run_json_is_one_object_and_nothing_else(tmp_path):
+    outcome = oneflare("run", *TINY_WORDS, "method=flare", "--json", cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    content = json.loads(outcome.stdout)
+    assert content["method"] == "flare"
+    assert 0 <= content["fusions"]["count_prototypes"]["accuracy"] <= 1
+    assert len(content["clients"]) == 3
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 1
+
+    again = oneflare("run", *TINY_WORDS, "method=flare", cwd=tmp_path)
+    assert "complete, nothing to do" in again.stdout
+    assert list((tmp_path / "runs").iterdir()) == folders
+
+    fused = oneflare("fuse", str(folders[0]), "--fusion", "iffi_released", "--json", cwd=tmp_path)
+    assert "iffi_released" in json.loads(fused.stdout)["fusions"]
+
+    page = oneflare("report", str(folders[0]), cwd=tmp_path)
+    assert page.returncode == 0
+    assert (folders[0] / "report.html").exists()
+
+
+def test_run_prints_tables_and_says_where_the_files_are(tmp_path):
+    outcome = oneflare("run", *TINY_WORDS, "--out", "here", cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "samples per client and class" in outcome.stderr
+    assert "count_prototypes *" in outcome.stdout
+    assert "files: here" in outcome.stdout
+    assert (tmp_path / "here" / "result.json").exists()
+
+
+def test_yaml_file_and_overrides(tmp_path):
+    (tmp_path / "e.yaml").write_text("method: fafi\nalpha: 0.5\ntrain: {epochs: 3}\n")
+    outcome = oneflare("run", "--config", "e.yaml", *TINY_WORDS, "--json", cwd=tmp_path)
+    content = json.loads(outcome.stdout)
+    assert (content["method"], content["epochs"], content["partition"]["alpha"]) == ("fafi", 2, 0.3)
+
+
+def test_compare_pairs_methods_over_seeds(tmp_path):
+    outcome = oneflare("compare", "fedavg", "fafi", *TINY_WORDS, "--seeds", "2", "--out", "c", "--json", cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    content = json.loads(outcome.stdout)
+    first, second = (content["accuracy"][name]["feature_mean"] for name in ("fedavg", "fafi"))
+    gaps = [b - a for a, b in zip(first["accuracies"], second["accuracies"], strict=True)]
+    assert second["paired_difference"] == pytest.approx(sum(gaps) / 2)
+    runs = [read_result(tmp_path / run) for runs in content["runs"].values() for run in runs]
+    assert runs[0].content["partition"]["digest"] == runs[2].content["partition"]["digest"]
+    assert runs[0].content["partition"]["table"] == runs[2].content["partition"]["table"]
+    shown = oneflare("compare", "fedavg", "fafi", *TINY_WORDS, "--seeds", "2", "--out", "c", cwd=tmp_path)
+    assert "paired difference to fedavg" in shown.stdout
+    assert "report: c/report.html" in shown.stdout
+    assert (tmp_path / "c" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "alpah=1"], "did you mean 'alpha'"),
+        (["run", "method=falre"], "did you mean 'flare'"),
+        (["run", "data=cifar10", "data.path=/nowhere"], "no train-*.parquet in /nowhere"),
+        (["run", "--config", "missing.yaml"], "cannot read missing.yaml"),
+        (["fuse", "nowhere", "--fusion", "iffi"], "is not a run folder"),
+        (["report", "nowhere"], "no folder at nowhere"),
+        (["compare", "fafi", "flaer"], "did you mean 'flare'"),
+        (["compare", "fafi", "seed=3"], "seed= is what compare varies"),
+        (["compare", "alpha=3"], "name at least one method"),
+        (["run", "clients=5000"], "use fewer clients"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(words, message, tmp_path):
+    outcome = oneflare(*words, cwd=tmp_path)
+    assert outcome.returncode == 2
+    assert outcome.stdout == ""
+    lines = [line for line in outcome.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in outcome.stderr
+
+
+def test_unknown_options_exit_with_code_2(tmp_path):
+    assert oneflare("run", "--nonsense", cwd=tmp_path).returncode == 2
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.02)
+
+
+LONG_WORDS = [*TINY_WORDS, "epochs=40", "train.checkpoint_seconds=0", "--out", "run"]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_in_the_middle_of_a_client_and_started_again(tmp_path, workers):
+    words = ["run", *LONG_WORDS, f"workers={workers}"]
+    assert oneflare(*words, cwd=tmp_path / "..").returncode in (0, 2)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert oneflare(*words, cwd=whole).returncode == 0
+    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list(tmp_path.glob("run/clients/*/checkpoint/state.safetensors")))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "result.json").exists()
+    time.sleep(0.5)
+    before = {path: path.read_bytes() for path in tmp_path.glob("run/clients/*/checkpoint/*")}
+    time.sleep(0.5)
+    assert before == {path: path.read_bytes() for path in before}, "a worker outlived the killed run"
+    resumed = oneflare(*words, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert figures(read_result(tmp_path / "run")) == figures(read_result(whole / "run"))
+    assert not list((tmp_path / "run").rglob("*.partial"))
+
+
+def test_sigterm_stops_cleanly_and_says_how_to_go_on(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "run", *LONG_WORDS, "epochs=400"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: list(tmp_path.glob("run/clients/*/checkpoint/state.safetensors")))
+    process.terminate()
+    _, complaint = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert "run the same command again to go on" in complaint
+    assert "Traceback" not in complaint
+
+
+def test_two_processes_on_one_folder(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "run", *LONG_WORDS, "epochs=400"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: (tmp_path / "run" / "partition.json").exists())
+        second = oneflare("run", *LONG_WORDS, "epochs=400", cwd=tmp_path)
+        assert second.returncode == 2
+        assert f"in use by process {process.pid}" in second.stderr
+    finally:
+        process.kill()
+        process.wait()

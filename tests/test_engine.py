@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from oneflare.engine import default_workers, map_tasks
+from oneflare.errors import ConfigError, RunError
+
+
+def square(task, report):
+    report(("half", task))
+    return task**2
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_and_reports_do_not_depend_on_the_number_of_workers(workers):
+    reports, results = [], {}
+    outcome = map_tasks(
+        square,
+        list(range(7)),
+        workers=workers,
+        on_report=lambda task, message: reports.append((task, message)),
+        on_result=lambda task, result: results.update({task: result}),
+    )
+    assert outcome == [task**2 for task in range(7)]
+    assert sorted(reports) == [(task, ("half", task)) for task in range(7)]
+    assert results == {task: task**2 for task in range(7)}
+
+
+def test_workers_run_side_by_side():
+    pids = map_tasks(lambda task, report: (time.sleep(0.2), os.getpid())[1], [1, 2], workers=2)
+    assert len(set(pids)) == 2
+    assert os.getpid() not in pids
+
+
+def test_an_error_in_a_worker_is_raised_here():
+    def fail(task, report):
+        raise ConfigError("what, where, remedy")
+
+    with pytest.raises(ConfigError, match="what, where, remedy"):
+        map_tasks(fail, [1, 2], workers=2)
+
+    def crash(task, report):
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        map_tasks(crash, [1, 2], workers=2)
+
+
+def test_a_killed_worker_costs_only_its_task_which_is_tried_again(tmp_path):
+    def work(task, report):
+        marker = tmp_path / str(task)
+        if task == 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task
+
+    assert map_tasks(work, [0, 1, 2, 3], workers=2) == [0, 1, 2, 3]
+
+
+def test_a_task_that_kills_every_worker_ends_the_run():
+    def work(task, report):
+        if task == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task
+
+    with pytest.raises(RunError, match="was killed"):
+        map_tasks(work, [0, 1, 2], workers=2)
+
+
+def test_default_is_one_worker_per_core():
+    assert default_workers() == len(os.sched_getaffinity(0))

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from oneflare.config import DataConfig, UploadConfig
+from oneflare.data import load, prepare
+from oneflare.errors import ConfigError, DataError, RunError, UploadError
+from oneflare.fusion import (
+    FUSIONS,
+    UploadSet,
+    build_fusion,
+    check_needs,
+    load_model,
+    logits_of_all,
+    offered_fields,
+)
+from oneflare.fusion.features import counted_prototypes, informative_weights, noise_features
+from oneflare.upload import read_upload, write_upload
+
+IMAGES = load(DataConfig(test_size=40)).test.images
+
+
+def fuse(name: str, uploads: UploadSet):
+    return build_fusion({"name": name}).fuse(uploads)
+
+
+def unit_features(uploads: UploadSet) -> list[torch.Tensor]:
+    inputs = prepare(IMAGES, uploads.contract.image)
+    with torch.no_grad():
+        return [F.normalize(encoder(inputs), dim=1) for encoder in uploads.encoders()]
+
+
+@pytest.fixture
+def twins(tiny_uploads, tmp_path):
+    """Three uploads of one and the same model."""
+    network = copy.deepcopy(tiny_uploads.template)
+    network.encoder.load_state_dict(tiny_uploads.uploads[0].weights())
+    uploads = []
+    for client, size in enumerate((5, 50, 500)):
+        path = tmp_path / f"{client}.safetensors"
+        write_upload(path, network, tiny_uploads.contract, client=client, counts=torch.full((10,), size), epoch=1)
+        uploads.append(read_upload(path, tiny_uploads.contract))
+    return UploadSet(tuple(uploads), tiny_uploads.contract, tiny_uploads.template), network.eval()
+
+
+@pytest.mark.parametrize("name", list(FUSIONS))
+def test_identical_models_fuse_to_themselves(name, twins):
+    uploads, network = twins
+    with torch.no_grad():
+        expected = (network(prepare(IMAGES, uploads.contract.image)) @ network.prototypes.T).argmax(1)
+    if name == "count_prototypes":  # brings all prototypes to one length, so it is the nearest direction
+        with torch.no_grad():
+            features = network(prepare(IMAGES, uploads.contract.image))
+            expected = (features @ F.normalize(network.prototypes, dim=1).T).argmax(1)
+    assert torch.equal(fuse(name, uploads).predict(IMAGES), expected)
+
+
+def test_average_of_identical_models_is_the_model(twins):
+    uploads, network = twins
+    fused = fuse("average", uploads).network
+    for name, tensor in network.state_dict().items():
+        assert torch.allclose(fused.state_dict()[name].double(), tensor.double(), rtol=1e-6)
+
+
+def test_average_weighs_by_size(tiny_uploads):
+    fused = fuse("average", tiny_uploads).network
+    weights = tiny_uploads.size_weights
+    name = "layers.0.weight"
+    expected = sum(w * upload.weights()[name].double() for w, upload in zip(weights, tiny_uploads, strict=True))
+    assert torch.allclose(fused.encoder.state_dict()[name].double(), expected, atol=1e-7)
+    assert float(weights.sum()) == pytest.approx(1)
+
+
+def test_ensemble_is_the_weighted_mean_of_probabilities(tiny_uploads):
+    expected = sum(
+        float(weight) * (features @ upload.prototypes.T).softmax(1)
+        for weight, features, upload in zip(
+            tiny_uploads.size_weights, unit_features(tiny_uploads), tiny_uploads, strict=True
+        )
+    )
+    assert torch.allclose(fuse("ensemble", tiny_uploads).predict_proba(IMAGES), expected, atol=1e-5)
+
+
+def test_feature_mean_is_the_equation(tiny_uploads):
+    weights = tiny_uploads.size_weights.float()
+    total = sum(w * z for w, z in zip(weights, unit_features(tiny_uploads), strict=True))
+    mean = torch.stack([upload.prototypes for upload in tiny_uploads]).mean(0)
+    expected = F.normalize(total, dim=1) @ mean.T
+    assert torch.allclose(fuse("feature_mean", tiny_uploads).logits(IMAGES), expected, atol=1e-5)
+
+
+def test_iffi_released_is_an_unweighted_sum_and_iffi_proper_is_not(tiny_uploads):
+    features = unit_features(tiny_uploads)
+    mean = tiny_uploads.prototypes.mean(0)
+    released = fuse("iffi_released", tiny_uploads).logits(IMAGES)
+    assert torch.allclose(released, F.normalize(sum(features), dim=1) @ mean.T, atol=1e-5)
+    noise = noise_features(tiny_uploads, 0)
+    weighted = sum((1 - z @ F.normalize(n, dim=0))[:, None] * z for z, n in zip(features, noise, strict=True))
+    proper = fuse("iffi", tiny_uploads).logits(IMAGES)
+    assert torch.allclose(proper, F.normalize(weighted, dim=1) @ mean.T, atol=1e-5)
+    assert not torch.allclose(proper, released, atol=1e-3)
+
+
+def test_informative_weights_are_per_sample():
+    noise = torch.tensor([1.0, 0.0])
+    features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    assert informative_weights(features, noise).tolist() == pytest.approx([0, 1, 2])
+
+
+def test_the_count_rule_by_hand():
+    prototypes = torch.tensor([[[1.0, 0.0], [9.0, 9.0], [2.0, 2.0]], [[5.0, 4.0], [0.0, 3.0], [4.0, 0.0]]])
+    counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 7.0, 0.0]])
+    expected = torch.tensor([[2.0, 1.0], [0.0, 3.0], [3.0, 1.0]])
+    assert torch.allclose(counted_prototypes(prototypes, counts), expected)
+
+
+@pytest.mark.parametrize("name", list(FUSIONS))
+def test_batch_size_does_not_change_predictions(name, tiny_uploads):
+    model = fuse(name, tiny_uploads)
+    expected = model.predict(IMAGES, batch_size=256)
+    for batch_size in (1, 7):
+        assert torch.equal(model.predict(IMAGES, batch_size=batch_size), expected)
+
+
+@pytest.mark.parametrize("name", list(FUSIONS))
+@pytest.mark.parametrize("embed", [True, False])
+def test_models_are_saved_and_loaded(name, embed, tiny_uploads, tmp_path):
+    model = fuse(name, tiny_uploads)
+    model.save(tmp_path / "model.safetensors", embed=embed)
+    again = load_model(tmp_path / "model.safetensors")
+    assert torch.equal(again.logits(IMAGES), model.logits(IMAGES))
+    assert again.cost == model.cost
+    assert again.task == model.task
+
+
+def test_shared_pass_equals_separate_passes(tiny_uploads):
+    models = {name: fuse(name, tiny_uploads) for name in FUSIONS}
+    together = logits_of_all(models, IMAGES, batch_size=16)
+    for name, model in models.items():
+        assert torch.allclose(together[name], model.logits(IMAGES, batch_size=16))
+
+
+def test_cost_counts_every_member(tiny_uploads):
+    single, several = fuse("average", tiny_uploads), fuse("feature_mean", tiny_uploads)
+    assert single.cost.forward_passes == 1
+    assert several.cost.forward_passes == 3
+    assert several.cost.parameters > 2 * single.cost.parameters
+
+
+def test_needs_are_checked_before_training():
+    offered = offered_fields(UploadConfig(counts="withheld"))
+    check_needs([{"name": "feature_mean"}], offered)
+    with pytest.raises(ConfigError, match="count_prototypes needs counts"):
+        check_needs([{"name": "count_prototypes"}], offered)
+
+
+def test_withheld_counts_are_named_at_fusion(tiny_uploads):
+    first = tiny_uploads.uploads[0]
+    hidden = type(first)(first.path, first.manifest, first.prototypes, None)
+    uploads = UploadSet((hidden, *tiny_uploads.uploads[1:]), tiny_uploads.contract, tiny_uploads.template)
+    with pytest.raises(UploadError, match="class counts were withheld"):
+        fuse("count_prototypes", uploads)
+
+
+def test_mistakes_are_explained(tiny_uploads, tmp_path):
+    model = fuse("feature_mean", tiny_uploads)
+    with pytest.raises(DataError, match="the model takes"):
+        model.predict(torch.zeros(2, 3, 8, 8))
+    with pytest.raises(RunError, match="no model at"):
+        load_model(tmp_path / "nothing")
+    (tmp_path / "broken").write_bytes(b"12345678901234")
+    with pytest.raises(RunError, match="is damaged"):
+        load_model(tmp_path / "broken")
+    with pytest.raises(UploadError, match="no upload to fuse"):
+        UploadSet((), tiny_uploads.contract, tiny_uploads.template)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from oneflare.data import ImageSpec
+from oneflare.errors import UploadError
+from oneflare.files import digest_of
+from oneflare.nn import initial_network
+from oneflare.upload import MANIFEST, Contract, read_upload, read_weights, tensor_digest, write_upload
+
+SPEC = {"name": "conv4", "width": 2, "dim": 8}
+NETWORK = initial_network(SPEC, 1, 8, 4, seed=0)
+CONTRACT = Contract.of(
+    NETWORK,
+    federation="f" * 64,
+    method="flare",
+    encoder=SPEC,
+    anchors={"name": "etf", "scale": 1.0, "seed": 0},
+    image=ImageSpec.default(1, 8),
+    classes=("a", "b", "c", "d"),
+)
+COUNTS = torch.tensor([3, 0, 5, 1])
+
+
+def write(path, **options):
+    settings = {"client": 2, "counts": COUNTS, "epoch": 7} | options
+    write_upload(path, NETWORK, CONTRACT, **settings)
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "upload.safetensors")
+
+
+def parts(path):
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def rebuild(path, header, body):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def forge(path, tensors=None, resign=True, **changes):
+    """A well-formed file with other content, its digests made right again."""
+    header, _ = parts(path)
+    manifest = json.loads(header["__metadata__"][MANIFEST]) | changes
+    content = {name: t.clone() for name, t in load_all(path).items()}
+    content.update(tensors or {})
+    content = {name: t for name, t in content.items() if t is not None}
+    if resign:
+        manifest["tensors"] = {name: tensor_digest(t) for name, t in sorted(content.items())}
+        manifest.pop("digest")
+        manifest["digest"] = digest_of(manifest)
+    path.write_bytes(save(content, metadata={MANIFEST: json.dumps(manifest)}))
+
+
+def load_all(path):
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def refused(path, match):
+    with pytest.raises(UploadError, match=match) as caught:
+        read_upload(path, CONTRACT)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_round_trip(file):
+    upload = read_upload(file, CONTRACT)
+    assert (upload.client, upload.samples) == (2, 9)
+    assert torch.equal(upload.prototypes, NETWORK.prototypes)
+    assert torch.equal(upload.counts, COUNTS.double())
+    for name, tensor in NETWORK.encoder.state_dict().items():
+        assert torch.equal(upload.weights()[name], tensor)
+    assert upload.fields == {"weights", "prototypes", "counts"}
+    assert not list(file.parent.glob("*.partial"))
+
+
+def test_same_content_same_bytes(file, tmp_path):
+    assert file.read_bytes() == write(tmp_path / "again.safetensors").read_bytes()
+
+
+def test_bfloat16_halves_the_weights_and_stays_close(file, tmp_path):
+    small = write(tmp_path / "small.safetensors", dtype="bfloat16")
+    upload = read_upload(small, CONTRACT)
+    for name, tensor in NETWORK.encoder.state_dict().items():
+        assert torch.allclose(upload.weights()[name].double(), tensor.double(), rtol=2**-8)
+    assert torch.equal(upload.prototypes, NETWORK.prototypes)
+
+
+def test_counts_can_be_withheld_or_noised(tmp_path):
+    withheld = read_upload(write(tmp_path / "a.safetensors", counts_mode="withheld"), CONTRACT)
+    assert withheld.counts is None
+    assert "counts" not in withheld.fields
+    assert "counts" not in load_all(tmp_path / "a.safetensors")
+    noised = read_upload(write(tmp_path / "b.safetensors", counts_mode="noised", counts_epsilon=0.1), CONTRACT)
+    assert not torch.equal(noised.counts, COUNTS.double())
+    assert (noised.counts >= 0).all()
+    assert noised.samples != 9
+
+
+@given(position=st.floats(0, 1), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_noticed(tmp_path_factory, position, bit):
+    path = write(tmp_path_factory.mktemp("flip") / "upload.safetensors")
+    content = bytearray(path.read_bytes())
+    content[min(int(position * len(content)), len(content) - 1)] ^= 1 << bit
+    path.write_bytes(content)
+    with pytest.raises(UploadError) as caught:
+        read_upload(path, CONTRACT)
+    assert "\n" not in str(caught.value)
+
+
+@given(share=st.floats(0, 0.999))
+def test_any_truncation_is_noticed(tmp_path_factory, share):
+    path = write(tmp_path_factory.mktemp("cut") / "upload.safetensors")
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UploadError):
+        read_upload(path, CONTRACT)
+
+
+def test_damage_is_named(file, tmp_path):
+    refused(tmp_path / "nowhere", "no such file")
+    header, body = parts(file)
+    original = file.read_bytes()
+    file.write_bytes(struct.pack("<Q", 1 << 60) + original[8:])
+    refused(file, "header is damaged")
+    rebuild(file, header, body[:-1])
+    refused(file, "not a valid safetensors file")
+    rebuild(file, header, bytes([body[0] ^ 1]) + body[1:])
+    refused(file, "does not match its digest")
+    rebuild(file, {key: value for key, value in header.items() if key != "__metadata__"}, body)
+    refused(file, "no OneFlare manifest")
+    file.write_bytes(original)
+    with pytest.raises(UploadError, match="exceed the limit"):
+        read_upload(file, CONTRACT, size_limit=100)
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    path = tmp_path / "model.safetensors"
+    torch.save({"a": torch.zeros(3)}, path)
+    refused(path, "header is damaged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"schema": 99}, "schema 99"),
+        ({"federation": "other"}, "federation differs"),
+        ({"encoder_hash": "other"}, "encoder_hash differs"),
+        ({"classes": ["a", "b", "c", "e"]}, "classes differs"),
+        ({"anchors": {"name": "random"}}, "anchors differs"),
+        ({"image": {"channels": 3}}, "image differs"),
+        ({"samples": -4}, "samples is -4"),
+        ({"samples": "many"}, "samples is 'many'"),
+        ({"client": True}, "client is True"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(file, changes, match):
+    forge(file, **changes)
+    refused(file, match)
+
+
+def test_a_manifest_altered_without_its_digest_is_refused(file):
+    forge(file, resign=False, samples=1000)
+    refused(file, "does not match its digest")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "match"),
+    [
+        ({"prototypes": None}, "prototypes is missing"),
+        ({"prototypes": torch.zeros(5, 8)}, "prototypes has shape"),
+        ({"prototypes": torch.zeros(4, 8, dtype=torch.int64)}, "prototypes has type"),
+        ({"prototypes": torch.full((4, 8), float("nan"))}, "prototypes has values that are not finite"),
+        ({"encoder.layers.0.weight": torch.full((2, 1, 3, 3), float("inf"))}, "not finite"),
+        ({"encoder.layers.1.running_var": torch.tensor([1.0, -1.0])}, "negative variance"),
+        ({"counts": torch.tensor([1, -2, 3, 4])}, "counts has a negative number"),
+        ({"counts": torch.ones(4)}, "counts has type"),
+        ({"encoder.layers.0.weight": torch.zeros(2, 1, 3, 3, dtype=torch.float64)}, "has type 'F64'"),
+        ({"../../etc/passwd": torch.zeros(1)}, "is not a field"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(file, tensors, match):
+    forge(file, tensors)
+    refused(file, match)
+
+
+def test_weights_are_checked_again_when_they_are_read(file):
+    upload = read_upload(file, CONTRACT)
+    header, body = parts(file)
+    rebuild(file, header, body[:-1] + bytes([body[-1] ^ 1]))
+    with pytest.raises(UploadError, match="does not match its digest"):
+        [read_weights(file, upload.digest), upload.weights(), read_upload(file, CONTRACT)]
+    write(file, epoch=8)
+    with pytest.raises(UploadError, match="is not the upload that was fused"):
+        read_weights(file, upload.digest)
