@@ -148,7 +148,7 @@ def wait_for(condition, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-LONG_WORDS = [*TINY_WORDS, "epochs=40", "train.checkpoint_seconds=0", "--out", "run"]
+LONG_WORDS = [*TINY_WORDS, "epochs=25", "train.checkpoint_seconds=0", "--out", "run"]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import hashlib
 import json
@@ -88,6 +89,7 @@ def _measured_in_child() -> float:
     child = os.fork()
     if child == 0:
         os.close(reading)
+        faulthandler.disable()
         with contextlib.suppress(BaseException):
             os.write(writing, f"{_time_step(False) / _time_step(True):.3f}".encode())
         os._exit(0)
