@@ -107,7 +107,7 @@ class TrainConfig(Section):
     """The local training budget of each client."""
 
     epochs: int = Field(40, ge=1)
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(32, ge=1)
     lr: float = Field(0.05, gt=0)
     schedule: Component = {"name": "constant"}
     momentum: float = Field(0.9, ge=0, lt=1)

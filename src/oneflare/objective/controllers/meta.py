@@ -71,7 +71,7 @@ class MetaAnnealed(SigmaController):
         facts: ClientFacts,
         *,
         schedule: ScheduleSpec = {"name": "linear"},  # noqa: B006
-        sigma_lr: float = 0.05,
+        sigma_lr: float = 0.02,
         lambda_start: tuple[float, float] = (1.0, 20.0),
         floor: float = 0.0,
         ceiling: float = 0.0,
