@@ -101,6 +101,32 @@ def test_bfloat16_halves_the_weights_and_stays_close(file, tmp_path):
     assert torch.equal(upload.prototypes, NETWORK.prototypes)
 
 
+def test_int8_quarters_the_weights_and_stays_within_half_a_step(tmp_path):
+    tiny = read_upload(write(tmp_path / "tiny.safetensors", dtype="int8"), CONTRACT)
+    weights = tiny.weights()
+    stored = load_all(tmp_path / "tiny.safetensors")
+    for name, tensor in NETWORK.encoder.state_dict().items():
+        if tensor.ndim < 2:
+            assert torch.equal(weights[name], tensor), name
+            continue
+        assert stored[f"encoder.{name}"].dtype == torch.int8
+        step = tensor.flatten(1).abs().amax(1) / 127
+        assert ((weights[name] - tensor).flatten(1).abs() <= step[:, None] * 0.501).all()
+    assert torch.equal(tiny.prototypes, NETWORK.prototypes)
+
+
+def test_int8_tensors_need_their_scales(tmp_path):
+    path = write(tmp_path / "upload.safetensors", dtype="int8")
+    forge(path, {"encoder.layers.0.weight#scale": None})
+    refused(path, "scale is missing")
+    path = write(tmp_path / "upload.safetensors", dtype="int8")
+    forge(path, {"encoder.layers.0.weight#scale": torch.ones(3)})
+    refused(path, "has shape")
+    path = write(tmp_path / "plain.safetensors")
+    forge(path, {"encoder.layers.1.weight": torch.ones(2, dtype=torch.int8)})
+    refused(path, "has type 'I8'")
+
+
 def test_counts_can_be_withheld_or_noised(tmp_path):
     withheld = read_upload(write(tmp_path / "a.safetensors", counts_mode="withheld"), CONTRACT)
     assert withheld.counts is None

@@ -146,8 +146,7 @@ class LocalTraining:
         self.network.train()
         for index, rows in enumerate(order.tensor_split(self.batches)):
             progress = (self.epoch * self.batches + index) / self.total_steps
-            images, labels = self.data.images[rows].to(self.device), self.data.labels[rows].to(self.device)
-            losses, hits = self.step(self.augmentation.two_views(images, draws), labels.repeat(2), progress)
+            losses, hits = self.step(*self.views(rows, draws), progress)
             names = list(losses)
             row = torch.stack(list(losses.values()))
             totals = row if totals is None else totals + row
@@ -164,6 +163,11 @@ class LocalTraining:
             "accuracy": float(correct) / (2 * len(self.data)),
             **self.controller.trace(),
         }
+
+    def views(self, rows: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Both views of some samples `(2B, c, h, w)` and their labels `(2B,)`."""
+        images, labels = self.data.images[rows].to(self.device), self.data.labels[rows].to(self.device)
+        return self.augmentation.two_views(images, draws), labels.repeat(2)
 
     def step(self, views: Tensor, labels: Tensor, progress: float) -> tuple[dict[str, Tensor], Tensor]:
         """One update. views: `(2B, c, h, w)`, labels: `(2B,)`. Returns detached losses by name, and the hits."""

@@ -124,7 +124,7 @@ class UploadConfig(Section):
 
     counts: Literal["exact", "noised", "withheld"] = "exact"
     counts_epsilon: float = Field(1.0, gt=0, description="privacy budget of noised counts")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 
 
 class Experiment(Section):

@@ -31,7 +31,10 @@ ENCODER = "encoder."
 PROTOTYPES = "prototypes"
 COUNTS = "counts"
 
-_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}
+SCALE = "#scale"
+"""ends the name of the per-channel scales that belong to an int8 tensor"""
+
+_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I8": torch.int8}
 
 
 @dataclass(frozen=True)
@@ -116,10 +119,16 @@ def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[
 
 
 def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(ENCODER): tensor.float() if tensor.is_floating_point() else tensor
-        for name, tensor in _read_tensors(path, manifest, prefix=ENCODER).items()
-    }
+    tensors = _read_tensors(path, manifest, prefix=ENCODER)
+    state: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(SCALE):
+            continue
+        scale = tensors.get(name + SCALE)
+        if scale is not None:
+            tensor = tensor.float() * scale.view(-1, *[1] * (tensor.ndim - 1))
+        state[name.removeprefix(ENCODER)] = tensor.float() if tensor.is_floating_point() else tensor
+    return state
 
 
 def _digest_holds(manifest: Mapping[str, Any]) -> bool:
@@ -141,11 +150,9 @@ def write_upload(
     dtype: str = "float32",
 ) -> None:
     """Write a client's message; what leaves is decided by `counts_mode` and `dtype`."""
-    stored = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    tensors = {
-        ENCODER + name: (tensor.to(stored) if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
-        for name, tensor in network.encoder.state_dict().items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in network.encoder.state_dict().items():
+        tensors |= _shrink(ENCODER + name, tensor.detach().cpu(), dtype)
     tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
     disclosed = _disclose(counts, counts_mode, counts_epsilon, seed, client)
     if disclosed is not None:
@@ -171,6 +178,21 @@ def write_upload(
     from safetensors.torch import save
 
     write_bytes(path, save(tensors, metadata={MANIFEST: json.dumps(manifest, sort_keys=True)}))
+
+
+def _shrink(name: str, tensor: Tensor, dtype: str) -> dict[str, Tensor]:
+    """A tensor as it is sent. Weights (two or more dimensions) shrink; biases and batch-norm statistics stay float32.
+
+    int8: w = q s with one scale s = max|w|/127 per output channel.
+    """
+    if dtype == "float32" or not tensor.is_floating_point() or tensor.ndim < 2:
+        return {name: tensor.contiguous()}
+    if dtype == "bfloat16":
+        return {name: tensor.to(torch.bfloat16).contiguous()}
+    rows = tensor.flatten(1)
+    scale = rows.abs().amax(1).clamp(min=1e-12) / 127
+    quantised = (rows / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+    return {name: quantised.view_as(tensor).contiguous(), name + SCALE: scale}
 
 
 def _disclose(counts: Tensor, mode: str, epsilon: float, seed: int, client: int) -> Tensor | None:
@@ -280,6 +302,12 @@ def _check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, 
     }
     expected[PROTOTYPES] = ((len(contract.classes), contract.dim), True)
     optional = {COUNTS: ((len(contract.classes),), False)}
+    quantised = {name for name, entry in entries.items() if isinstance(entry, dict) and entry.get("dtype") == "I8"}
+    for name in quantised & set(expected):
+        shape, floating = expected[name]
+        if floating and len(shape) >= 2:
+            expected[name] = (shape, False)
+            expected[name + SCALE] = (shape[:1], True)
     for name in expected:
         if name not in entries:
             raise UploadError(f"{path}: {name} is missing; the client must write its upload again")
@@ -292,7 +320,7 @@ def _check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, 
         dtype = _STORED.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
         if found != list(shape):
             raise UploadError(f"{path}: {name} has shape {found!r:.60}, expected {list(shape)}")
-        if dtype is None or dtype.is_floating_point != floating:
+        if dtype is None or dtype.is_floating_point != floating or (dtype == torch.int8) != (name + SCALE in expected):
             raise UploadError(f"{path}: {name} has type {entry.get('dtype')!r:.20}, which does not fit")
 
 

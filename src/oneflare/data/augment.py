@@ -37,14 +37,10 @@ class Augmentation:
             grid = F.affine_grid(
                 self._geometry(len(views), generator).to(views.device), list(views.shape), align_corners=False
             )
-            views = F.grid_sample(views, grid, padding_mode=self._padding, align_corners=False)
+            views = F.grid_sample(views, grid, align_corners=False)
         matrix, offset = self._colour(views, generator)
         flat = torch.baddbmm(offset, matrix, views.flatten(2))
         return flat.view_as(views).contiguous(memory_format=torch.channels_last)
-
-    @property
-    def _padding(self) -> str:
-        return "reflection" if self.kind == "crop" else "zeros"
 
     def _geometry(self, number: int, generator: torch.Generator) -> Tensor:
         """`(number, 2, 3)` maps from output to input coordinates in [-1, 1]."""

@@ -1,0 +1,111 @@
+"""What the machine makes of it: ratios measured side by side, so that a noisy machine does not matter."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oneflare.client import ClientJob, LocalTraining, build_training
+from oneflare.data import ClientData, Dataset, ImageSpec, Split
+from oneflare.engine import default_workers
+from oneflare.methods.resolve import resolve
+from oneflare.nn.hardware import bfloat16_speedup, choose_precision, one_thread
+from oneflare.seeds import torch_generator
+from oneflare.stages import Federation, RunFiles
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+    return {
+        "processor": model,
+        "cores": default_workers(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "bfloat16_speedup": bfloat16_speedup(torch.device("cpu")),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def random_dataset(size: int, channels: int, samples: int, classes: int = 10) -> Dataset:
+    """Noise in the shape of images: training it costs what real images cost."""
+    generator = torch_generator(0, "benchmark")
+    images = torch.randint(0, 256, (samples, channels, size, size), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(samples) % classes
+    names = tuple(str(label) for label in range(classes))
+    split = Split(images, labels)
+    return Dataset("noise", split, split, names, ImageSpec.default(channels, size), flip=channels == 3)
+
+
+def make_training(
+    encoder: Mapping[str, Any], *, size: int, channels: int, batch: int, method: str = "flare", **layer: Any
+) -> LocalTraining:
+    """One client's training loop on noise, ready to step."""
+    settings = {"method": method, "encoder": dict(encoder), "partition": {"kind": "iid", "clients": 1}}
+    experiment = resolve(settings, {"train.batch_size": batch}, layer)
+    dataset = random_dataset(size, channels, 2 * batch)
+    federation = Federation.build(experiment, RunFiles(Path("unused")), dataset, None, None)
+    job = ClientJob(experiment, federation.contract, 0, Path("unused"), dataset.flip)
+    return build_training(job, ClientData.of(dataset.train, 10))
+
+
+def interleaved(first: Callable[[], Any], second: Callable[[], Any], repeats: int) -> tuple[float, float, float]:
+    """Best seconds of both, and the median of the ratios first/second of neighbouring measurements."""
+    for function in (first, second, first, second):
+        function()
+    pairs = []
+    for _ in range(repeats):
+        times = []
+        for function in (first, second):
+            started = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - started)
+        pairs.append((times[0], times[1]))
+    ratio = statistics.median(a / b for a, b in pairs)
+    return min(a for a, _ in pairs), min(b for _, b in pairs), ratio
+
+
+def step_overhead(
+    encoder: Mapping[str, Any], *, size: int, channels: int, batch: int, repeats: int = 15, **layer: Any
+) -> dict[str, Any]:
+    """A full step (two views, four terms, alignment, controller, clip, optimiser, trace) over the bare
+    forward and backward pass of the same encoder on the same two views."""
+    with one_thread():
+        training = make_training(encoder, size=size, channels=channels, batch=batch, **layer)
+        rows, draws = torch.arange(batch), torch_generator(0, "bench")
+        views = training.views(rows, draws)[0]
+        network = training.network.train()
+
+        def full() -> None:
+            images, labels = training.views(rows, draws)
+            losses, _ = training.step(images, labels, 0.5)
+            torch.stack(list(losses.values()))
+
+        def bare() -> None:
+            network.zero_grad(set_to_none=True)
+            with torch.autocast("cpu", training.precision, enabled=training.precision != torch.float32):
+                features = network.encoder(views)
+            features.float().sum().backward()
+
+        full_seconds, bare_seconds, ratio = interleaved(full, bare, repeats)
+    return {
+        "encoder": dict(encoder),
+        "size": size,
+        "batch": batch,
+        "precision": str(choose_precision("auto", torch.device("cpu"), size)).removeprefix("torch."),
+        "ratio": ratio,
+        "full_ms": 1000 * full_seconds,
+        "bare_ms": 1000 * bare_seconds,
+        "images_per_second": batch / full_seconds,
+    }
