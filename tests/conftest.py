@@ -45,7 +45,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_uploads(tiny_run: Path):
     """The verified uploads of the tiny run."""
     from oneflare.data import load
-    from oneflare.stages import Federation, Observer, RunFiles, read_experiment
+    from oneflare.federation import Federation, Observer, RunFiles
+    from oneflare.stages import read_experiment
 
     experiment, files = read_experiment(tiny_run), RunFiles(tiny_run)
     federation = Federation.build(experiment, files, load(experiment.data), None, None)

@@ -9,9 +9,9 @@ import torch
 from conftest import TINY
 from oneflare.client import ClientFiles, ClientJob, build_training, snapshot_epochs, train_client
 from oneflare.data import ClientData, Split, load
+from oneflare.federation import Federation, RunFiles
 from oneflare.methods.resolve import resolve
 from oneflare.nn.hardware import bfloat16_speedup
-from oneflare.stages import Federation, RunFiles
 
 
 def federation(folder, *layers):

@@ -11,9 +11,9 @@ from safetensors.torch import save
 
 from oneflare.data import ImageSpec
 from oneflare.errors import UploadError
-from oneflare.files import digest_of
+from oneflare.files import digest_of, tensor_digest
 from oneflare.nn import initial_network
-from oneflare.upload import MANIFEST, Contract, read_upload, read_weights, tensor_digest, write_upload
+from oneflare.upload import MANIFEST, Contract, read_upload, read_weights, write_upload
 
 SPEC = {"name": "conv4", "width": 2, "dim": 8}
 NETWORK = initial_network(SPEC, 1, 8, 4, seed=0)

@@ -65,6 +65,13 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """SHA-256 of a tensor's bytes."""
+    import torch
+
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+
+
 def save_state(path: Path, state: Any) -> None:
     """A nest of dicts, lists, numbers, strings and tensors as one safetensors file."""
     from safetensors.torch import save

@@ -6,7 +6,6 @@ names, shapes and dtypes against the encoder the server expects, finiteness, pla
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from oneflare.data import ImageSpec
 from oneflare.errors import UploadError
-from oneflare.files import digest_of, write_bytes
+from oneflare.files import digest_of, tensor_digest, write_bytes
 from oneflare.nn import PrototypeNetwork
 from oneflare.seeds import numpy_generator
 
@@ -204,11 +203,6 @@ def _disclose(counts: Tensor, mode: str, epsilon: float, seed: int, client: int)
         noise = numpy_generator(seed, client, "count noise").laplace(0.0, 1 / epsilon, len(values))
         values = (values + torch.from_numpy(noise)).round().clamp(min=0)
     return values.long()
-
-
-def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes."""
-    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) -> Upload:

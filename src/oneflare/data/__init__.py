@@ -2,6 +2,7 @@
 
 from oneflare.data.augment import Augmentation
 from oneflare.data.dataset import ClientData, Dataset, ImageSpec, Split, from_arrays, prepare
+from oneflare.data.given import data_digest, given_data
 from oneflare.data.partition import PARTITIONS, Partition, split_clients
 from oneflare.data.sources import SOURCES, load
 
@@ -14,7 +15,9 @@ __all__ = [
     "ImageSpec",
     "Partition",
     "Split",
+    "data_digest",
     "from_arrays",
+    "given_data",
     "load",
     "prepare",
     "split_clients",

@@ -15,10 +15,10 @@ import torch
 from oneflare.client import ClientJob, LocalTraining, build_training
 from oneflare.data import ClientData, Dataset, ImageSpec, Split
 from oneflare.engine import default_workers
+from oneflare.federation import Federation, RunFiles
 from oneflare.methods.resolve import resolve
 from oneflare.nn.hardware import bfloat16_speedup, choose_precision, one_thread
 from oneflare.seeds import torch_generator
-from oneflare.stages import Federation, RunFiles
 
 
 def machine() -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""Data handed over in Python instead of by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+
+from oneflare.data.dataset import Dataset, Split, from_arrays
+from oneflare.errors import ConfigError, DataError
+from oneflare.files import digest_of, tensor_digest
+
+Parts = list[np.ndarray[Any, Any]]
+
+
+def given_data(given: Any, test: tuple[Any, Any] | None) -> tuple[Dataset | None, Parts | None]:
+    """Data handed over in Python: a Dataset, arrays, one pair of arrays per client, or a torch data set."""
+    if given is None or isinstance(given, str | dict):
+        if test is not None:
+            raise ConfigError("test= goes with data given as arrays; named data sets bring their own test images")
+        return None, None
+    if isinstance(given, Dataset):
+        return dataclasses.replace(given, test=from_arrays(test, test).test) if test else given, None
+    if isinstance(given, list):
+        if not given or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
+            raise DataError("a list of clients must hold one (x, y) pair of arrays per client")
+        bounds = np.cumsum([0] + [len(y) for _, y in given])
+        if test is None:
+            raise DataError("data as a list of clients needs held-out images: test=(x, y)")
+        images = np.concatenate([np.asarray(x) for x, _ in given])
+        labels = np.concatenate([np.asarray(y) for _, y in given])
+        parts = [np.arange(start, stop) for start, stop in itertools.pairwise(bounds)]
+        return from_arrays((images, labels), test), parts
+    if isinstance(given, tuple) and len(given) == 2:
+        if isinstance(given[0], tuple):
+            return from_arrays(given[0], given[1]), None
+        return from_arrays(given, test), None
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        pairs = [given[index] for index in range(len(given))]
+        arrays = (np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([int(y) for _, y in pairs]))
+        return from_arrays(arrays, test), None
+    raise DataError(
+        f"data of type {type(given).__name__} is not understood; give a name, (x, y) arrays or a torch data set"
+    )
+
+
+def _split_digest(split: Split) -> list[str]:
+    return [tensor_digest(split.images), tensor_digest(split.labels)]
+
+
+def data_digest(dataset: Dataset) -> str:
+    return digest_of([_split_digest(dataset.train), _split_digest(dataset.test), list(dataset.classes)])
