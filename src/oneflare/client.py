@@ -146,7 +146,7 @@ class LocalTraining:
         self.network.train()
         for index, rows in enumerate(order.tensor_split(self.batches)):
             progress = (self.epoch * self.batches + index) / self.total_steps
-            losses, hits = self.step(*self.views(rows, draws), progress)
+            losses, hits = self.step(*self.views(rows, Augmentation.draw(len(rows), draws)), progress)
             names = list(losses)
             row = torch.stack(list(losses.values()))
             totals = row if totals is None else totals + row
@@ -164,7 +164,7 @@ class LocalTraining:
             **self.controller.trace(),
         }
 
-    def views(self, rows: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    def views(self, rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Both views of some samples `(2B, c, h, w)` and their labels `(2B,)`."""
         images, labels = self.data.images[rows].to(self.device), self.data.labels[rows].to(self.device)
         return self.augmentation.two_views(images, draws), labels.repeat(2)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from oneflare.client import ClientJob, LocalTraining, build_training
-from oneflare.data import ClientData, Dataset, ImageSpec, Split
+from oneflare.data import Augmentation, ClientData, Dataset, ImageSpec, Split
 from oneflare.engine import default_workers
 from oneflare.federation import Federation, RunFiles
 from oneflare.methods.resolve import resolve
@@ -84,11 +84,11 @@ def step_overhead(
     with one_thread():
         training = make_training(encoder, size=size, channels=channels, batch=batch, **layer)
         rows, draws = torch.arange(batch), torch_generator(0, "bench")
-        views = training.views(rows, draws)[0]
+        views = training.views(rows, Augmentation.draw(batch, draws))[0]
         network = training.network.train()
 
         def full() -> None:
-            images, labels = training.views(rows, draws)
+            images, labels = training.views(rows, Augmentation.draw(batch, draws))
             losses, _ = training.step(images, labels, 0.5)
             torch.stack(list(losses.values()))
 
