@@ -50,6 +50,17 @@ def test_starting_imports_nothing_heavy(tmp_path):
     assert outcome.stdout.strip() == "[]"
 
 
+def test_training_does_not_load_the_compiler(tmp_path):
+    """torch's optimisers import it: two seconds of every start."""
+    words = [*TINY_WORDS, "epochs=1", "workers=1"]
+    code = (
+        f"import sys, oneflare; oneflare.run(*{words}, out='run'); "
+        "print(sorted({'torch._dynamo', 'sklearn', 'pyarrow', 'matplotlib', 'datasets'} & set(sys.modules)))"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert outcome.stdout.strip() == "[]", outcome.stderr
+
+
 def test_listing_methods_does_not_load_torch(tmp_path):
     code = "import sys; from oneflare.cli import commands; commands.methods(); assert 'torch' not in sys.modules"
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -5,10 +5,11 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score
 
+from oneflare.config import DataConfig
+from oneflare.data import load
 from oneflare.metrics import diagnose, score
 from oneflare.metrics.classification import expected_calibration_error
 from oneflare.metrics.diagnostics import (
-    FeatureSummary,
     cross_client_cosine,
     etf_distance,
     linear_cka,
@@ -100,10 +101,8 @@ def test_diagnostics_of_a_run(tiny_uploads):
         for u in tiny_uploads
     ]
     assert parameter_variance(tiny_uploads) == pytest.approx(float(torch.stack(weights).double().var(0).mean()))
-    summary = FeatureSummary(tiny_uploads.size_weights.float())
-    for member in range(3):
-        summary.see(member, torch.nn.functional.normalize(draw(30, 16, seed=member), dim=1))
-    result = diagnose(tiny_uploads, summary, torch.arange(10).repeat(3))
+    test = load(DataConfig(test_size=60)).test
+    result = diagnose(tiny_uploads, test.images, test.labels)
     stacked = tiny_uploads.prototypes
     assert result.g_protos_std == pytest.approx(float(stacked.mean(0).std()))
     assert result.inter_client_proto_std == pytest.approx(float(stacked.std(0).mean()))

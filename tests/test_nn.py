@@ -99,3 +99,22 @@ def test_registry_refuses_duplicates_and_says_what_there_is():
         ENCODERS.register("conv4")(lambda channels: nn.Identity())
     assert set(ENCODERS) >= {"conv4", "resnet8", "resnet18"}
     assert ENCODERS["resnet8"].summary.startswith("three residual blocks")
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay", "clip"), [(0.9, 0.0, 1.0), (0.0, 0.01, 1e9), (0.5, 0.1, 0.01)])
+def test_sgd_equals_torchs_with_clipping(momentum, weight_decay, clip):
+    from oneflare.nn.sgd import SGD
+
+    ours, theirs = (initial_network({"name": "conv4", "width": 4}, 1, 8, 3, seed=0) for _ in range(2))
+    one = SGD(list(ours.parameters()), momentum=momentum, weight_decay=weight_decay, clip=clip)
+    two = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    for step in range(5):
+        images = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(step))
+        for network in (ours, theirs):
+            network.zero_grad()
+            (network(images) @ network.prototypes.T).square().sum().backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+        two.step()
+        one.step(0.1)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)

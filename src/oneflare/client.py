@@ -23,11 +23,13 @@ from oneflare.errors import RunError, TrainingError
 from oneflare.files import load_state, read_json, save_state, write_json, write_text
 from oneflare.nn import PrototypeNetwork, build_anchors, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision, one_thread
+from oneflare.nn.sgd import SGD
 from oneflare.objective import Batch, ClientFacts, Controller, align, build_controller, local_terms
 from oneflare.schedules import build_schedule
 from oneflare.seeds import torch_generator
 from oneflare.upload import Contract, write_upload
 
+DIVERGED = "the loss became NaN or infinite in epoch {epoch}; lower train.lr or train.clip"
 EpochObserver = Callable[[int, dict[str, float]], None]
 
 
@@ -119,13 +121,8 @@ class LocalTraining:
         self.train = train
         self.stream = stream
         self.schedule = build_schedule(train.schedule)
-        self.parameters = list(network.parameters())
-        self.optimizer = torch.optim.SGD(
-            self.parameters,
-            lr=train.lr,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-            fused=self.device.type != "mps",
+        self.optimizer = SGD(
+            list(network.parameters()), momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip
         )
         self.batches = math.ceil(len(data) / train.batch_size)
         self.epoch = 0
@@ -133,6 +130,9 @@ class LocalTraining:
     @property
     def total_steps(self) -> int:
         return self.train.epochs * self.batches
+
+    def lr(self, progress: float) -> float:
+        return self.train.lr * self.schedule(progress)
 
     def run_epoch(self) -> dict[str, float]:
         """One pass over the client's data; returns the trace row (means over the epoch's steps)."""
@@ -153,12 +153,12 @@ class LocalTraining:
             correct += hits
         self.epoch += 1
         if totals is None or not bool(torch.isfinite(totals).all()):
-            raise TrainingError(f"the loss became NaN or infinite in epoch {self.epoch}; lower train.lr or train.clip")
+            raise TrainingError(DIVERGED.format(epoch=self.epoch))
         means = (totals / self.batches).tolist()
         return {
             "epoch": self.epoch,
             "progress": progress,
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": self.lr(progress),
             **dict(zip(names, means, strict=True)),
             "accuracy": float(correct) / (2 * len(self.data)),
             **self.controller.trace(),
@@ -171,8 +171,6 @@ class LocalTraining:
 
     def step(self, views: Tensor, labels: Tensor, progress: float) -> tuple[dict[str, Tensor], Tensor]:
         """One update. views: `(2B, c, h, w)`, labels: `(2B,)`. Returns detached losses by name, and the hits."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.train.lr * self.schedule(progress)
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             features = self.network.encoder(views)
         batch = Batch(
@@ -189,30 +187,25 @@ class LocalTraining:
         else:
             terms["align"] = align(self.network.prototypes, self.anchors)
             loss = self.controller.loss(local, terms["align"], progress)
-        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, self.train.clip)
-        self.optimizer.step()
+        self.optimizer.step(self.lr(progress))
         self.controller.step()
         with torch.no_grad():
             hits = (batch.logits.argmax(1) == labels).sum()
         return {"local": local.detach(), **{name: term.detach() for name, term in terms.items()}}, hits
 
     def state_dict(self) -> dict[str, Any]:
-        momentum = [self.optimizer.state.get(p, {}).get("momentum_buffer") for p in self.parameters]
         return {
             "epoch": self.epoch,
             "network": dict(self.network.state_dict()),
-            "momentum": momentum,
+            "optimizer": self.optimizer.state_dict(),
             "controller": self.controller.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch = int(state["epoch"])
         self.network.load_state_dict(state["network"])
-        for parameter, buffer in zip(self.parameters, state["momentum"], strict=True):
-            if buffer is not None:
-                self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+        self.optimizer.load_state_dict(state["optimizer"])
         self.controller.load_state_dict(state["controller"])
 
 
@@ -225,6 +218,7 @@ def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
         len(contract.classes),
         experiment.seed,
         job.encoder,
+        contract.dim,
     )
     return LocalTraining(
         network,
@@ -247,15 +241,14 @@ def train_client(job: ClientJob, data: ClientData, observe: EpochObserver | None
     done = files.read_summary()
     if done is not None:
         return done
-    held = {"client": job.client, "samples": len(data), "classes": int((data.counts > 0).sum())}
     if len(data) == 0:
-        summary = ClientSummary(status="empty", reason="owns no samples", **held)
+        summary = ClientSummary(job.client, "empty", 0, 0, "owns no samples")
     else:
         try:
             with one_thread():
-                summary = _train(job, data, files, observe, held)
+                summary = _train(job, data, files, observe)
         except TrainingError as error:
-            summary = ClientSummary(status="failed", reason=str(error), **held)
+            summary = ClientSummary(job.client, "failed", len(data), data.classes, str(error))
     write_json(files.summary, summary.to_dict())
     files.checkpoint.unlink(missing_ok=True)
     if files.checkpoint.parent.is_dir():
@@ -263,9 +256,7 @@ def train_client(job: ClientJob, data: ClientData, observe: EpochObserver | None
     return summary
 
 
-def _train(
-    job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochObserver | None, held: dict[str, int]
-) -> ClientSummary:
+def _train(job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochObserver | None) -> ClientSummary:
     training = build_training(job, data)
     trace: list[dict[str, float]] = []
     seconds_before = 0.0
@@ -282,7 +273,7 @@ def _train(
         if observe is not None:
             observe(training.epoch, row)
         if training.epoch in snapshots:
-            _write_upload(files.snapshot(training.epoch), job, training, data)
+            send(files.snapshot(training.epoch), job, training.network, data, training.epoch)
         now = time.monotonic()
         if training.epoch < config.epochs and now - saved >= config.checkpoint_seconds:
             state = {
@@ -293,28 +284,43 @@ def _train(
             save_state(files.checkpoint, state)
             saved = time.monotonic()
     seconds = seconds_before + time.monotonic() - started
+    return finish_client(job, files, training.network, data, trace, seconds)
+
+
+def finish_client(
+    job: ClientJob,
+    files: ClientFiles,
+    network: PrototypeNetwork,
+    data: ClientData,
+    trace: list[dict[str, float]],
+    seconds: float,
+) -> ClientSummary:
+    """Write trace and upload of a trained client; the summary is left to the caller, because it marks completion."""
     write_text(files.trace, "".join(json.dumps(row) + "\n" for row in trace))
-    _write_upload(files.upload, job, training, data)
+    send(files.upload, job, network, data, int(trace[-1]["epoch"]))
     return ClientSummary(
+        client=job.client,
         status="trained",
+        samples=len(data),
+        classes=data.classes,
         train_seconds=seconds,
         upload_bytes=files.upload.stat().st_size,
         lambda_raw_max=max(row["lambda_raw_max"] for row in trace),
         lambda_effective_final=trace[-1]["lambda_effective"],
         accuracy_own=trace[-1]["accuracy"],
-        **held,  # type: ignore[arg-type]
     )
 
 
-def _write_upload(path: Path, job: ClientJob, training: LocalTraining, data: ClientData) -> None:
+def send(path: Path, job: ClientJob, network: PrototypeNetwork, data: ClientData, epoch: int) -> None:
+    """Write the client's message, with what its switches let out."""
     upload = job.experiment.upload
     write_upload(
         path,
-        training.network,
+        network,
         job.contract,
         client=job.client,
         counts=data.counts,
-        epoch=training.epoch,
+        epoch=epoch,
         seed=job.experiment.seed,
         counts_mode=upload.counts,
         counts_epsilon=upload.counts_epsilon,

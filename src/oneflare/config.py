@@ -114,6 +114,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     snapshots: int = Field(4, ge=0, description="moments before the end at which fusion is simulated")
+    cohort: int | None = Field(None, ge=1, description="most clients trained as one batch of models; default: a rule")
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     checkpoint_seconds: float = Field(20.0, ge=0, description="least time between two checkpoints of a client")

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from oneflare._version import __version__
-from oneflare.client import ClientFiles, ClientJob, ClientSummary, snapshot_epochs, train_client
+from oneflare.client import ClientFiles, ClientJob, ClientSummary, snapshot_epochs
+from oneflare.cohort import cohorts, train_cohort
 from oneflare.config import Experiment
 from oneflare.data import ClientData, Dataset, Partition, split_clients
 from oneflare.data.partition import partition_of
@@ -24,7 +25,6 @@ from oneflare.errors import RunError, UploadError
 from oneflare.files import read_json, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
 from oneflare.metrics import diagnose, score
-from oneflare.metrics.diagnostics import FeatureSummary
 from oneflare.nn import PrototypeNetwork, encoder_spec, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision
 from oneflare.upload import Contract, Upload, read_upload
@@ -109,8 +109,12 @@ class Federation:
         return cls(experiment, files, dataset, partition, contract, encoder)
 
     @property
+    def on_gpu(self) -> bool:
+        return choose_device(self.experiment.train.device).type != "cpu"
+
+    @property
     def workers(self) -> int:
-        if choose_device(self.experiment.train.device).type != "cpu":
+        if self.on_gpu:
             return 1
         return self.experiment.workers or default_workers()
 
@@ -123,6 +127,7 @@ class Federation:
             len(self.contract.classes),
             self.experiment.seed,
             self.encoder,
+            self.contract.dim,
         )
 
     def client_data(self, client: int) -> ClientData:
@@ -130,33 +135,34 @@ class Federation:
         return ClientData.of(self.dataset.train.take(rows), len(self.dataset.classes))
 
     def train(self, observer: Observer) -> list[ClientSummary]:
-        """Every client alone; the largest first, so that no worker ends up alone with it."""
-        sizes = self.partition.sizes
-        order = sorted(range(len(sizes)), key=lambda client: -sizes[client])
+        """Every client on its own data; small ones share a batch of models."""
+        sizes, epochs = self.partition.sizes, self.experiment.train.epochs
+        together = 1 if self.on_gpu or self.encoder is not None else self.experiment.train.cohort
+        groups = cohorts(sizes, self.dataset.image.size, together)
 
-        def work(client: int, report: Any) -> ClientSummary:
-            job = ClientJob(
-                self.experiment,
-                self.contract,
-                client,
-                self.files.client(client).folder,
-                self.dataset.flip,
-                self.encoder,
-            )
-            return train_client(job, self.client_data(client), lambda epoch, row: report((epoch, row)))
+        def work(group: list[int], report: Any) -> list[ClientSummary]:
+            jobs = [self.job(client) for client in group]
+            data = [self.client_data(client) for client in group]
+            return train_cohort(jobs, data, lambda client, epoch, row: report((client, epoch, row)))
 
-        def seen(client: int, message: tuple[int, dict[str, float]]) -> None:
-            observer.epoch(client, message[0], message[1], sizes[client])
+        def seen(group: list[int], message: tuple[int, int, dict[str, float]]) -> None:
+            del group
+            client, epoch, row = message
+            observer.epoch(client, epoch, row, sizes[client])
 
-        def done(client: int, summary: ClientSummary) -> None:
-            observer.client_done(summary, sizes[client] * self.experiment.train.epochs)
-            if summary.status == "failed":
-                observer.warn(f"client {client} is left out: {summary.reason}")
-            elif summary.status == "empty":
-                observer.warn(f"client {client} is left out: it owns no samples")
+        def done(group: list[int], summaries: list[ClientSummary]) -> None:
+            del group
+            for summary in summaries:
+                observer.client_done(summary, sizes[summary.client] * epochs)
+                if summary.status != "trained":
+                    observer.warn(f"client {summary.client} is left out: {summary.reason}")
 
-        results = map_tasks(work, order, workers=self.workers, on_report=seen, on_result=done)
-        return sorted(results, key=lambda summary: summary.client)
+        results = map_tasks(work, groups, workers=self.workers, on_report=seen, on_result=done)
+        return sorted((summary for group in results for summary in group), key=lambda summary: summary.client)
+
+    def job(self, client: int) -> ClientJob:
+        folder = self.files.client(client).folder
+        return ClientJob(self.experiment, self.contract, client, folder, self.dataset.flip, self.encoder)
 
     def collect(self, summaries: Sequence[ClientSummary], observer: Observer, epoch: int | None = None) -> UploadSet:
         """Read and verify the uploads of all trained clients; one that is refused is named and left out."""
@@ -207,14 +213,9 @@ class Federation:
             started = time.monotonic()
             models[spec["name"]] = build_fusion(spec).fuse(uploads)
             seconds[spec["name"]] = time.monotonic() - started
-        probe = FeatureSummary(uploads.size_weights.float())
-        fresh = not self.files.diagnostics.exists()
-        asked = dict(models)
-        if fresh:
-            asked["·"] = build_fusion({"name": "feature_mean"}).fuse(uploads)  # streams every encoder for the probe
-        logits = logits_of_all(asked, test.images, probes=[probe] if fresh else [])
-        if fresh:
-            write_json(self.files.diagnostics, diagnose(uploads, probe, test.labels).to_dict())
+        logits = logits_of_all(models, test.images)
+        if not self.files.diagnostics.exists():
+            write_json(self.files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
         outcome = {}
         for name, model in models.items():
             model.save(self.files.model(name), embed=False)

@@ -218,7 +218,7 @@ def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) ->
         if name.endswith("running_var") and bool((tensor < 0).any()):
             raise UploadError(f"{path}: {name} has a negative variance; the client must train again")
         if not name.startswith(ENCODER):
-            small[name] = tensor
+            small[name] = tensor.clone()  # a view would keep the whole file mapped
     counts = small.get(COUNTS)
     if counts is not None and bool((counts < 0).any()):
         raise UploadError(f"{path}: counts has a negative number; the client must write its upload again")

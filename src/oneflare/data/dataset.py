@@ -89,6 +89,11 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def classes(self) -> int:
+        """how many it has seen"""
+        return int((self.counts > 0).sum())
+
 
 def draw_rows(available: int, size: int | None, seed: int, purpose: str) -> Tensor:
     """Which rows a seeded subset keeps, in their old order."""

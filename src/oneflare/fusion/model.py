@@ -214,20 +214,8 @@ class MemberModel(GlobalModel):
         return cls(task, members, RULES[state["rule"]](**state["fields"]), encoder)
 
 
-class FeatureProbe(Protocol):
-    """Looks at members' features as they stream by (metrics)."""
-
-    def see(self, member: int, features: Tensor) -> None:
-        """features `(n, d)`: unit features of all images at one member"""
-
-
 @torch.no_grad()
-def logits_of_all(
-    models: Mapping[str, GlobalModel],
-    images: Tensor,
-    batch_size: int = BATCH,
-    probes: Sequence[FeatureProbe] = (),
-) -> dict[str, Tensor]:
+def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size: int = BATCH) -> dict[str, Tensor]:
     """Logits of several models; those over the same uploads share one pass of every encoder."""
     streaming = {name: model for name, model in models.items() if isinstance(model, MemberModel)}
     result = {name: model.logits(images, batch_size) for name, model in models.items() if name not in streaming}
@@ -242,17 +230,12 @@ def logits_of_all(
         for index, member in enumerate(first.members):
             first.encoder.load_state_dict(dict(member.weights()))
             first.encoder.eval()
-            seen: list[Tensor] = []
             for start in range(0, len(images), batch_size):
                 rows = slice(start, min(start + batch_size, len(images)))
                 inputs = prepare(images[rows], first.task.image)
                 features = F.normalize(first.encoder(inputs).float(), dim=1)
                 for model, state in zip(group, states, strict=True):
                     model.rule.add(state, rows, index, features)
-                if probes:
-                    seen.append(features)
-            for probe in probes:
-                probe.see(index, torch.cat(seen))
         for name, model, state in zip(names, group, states, strict=True):
             result[name] = model.rule.finish(state)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oneflare.data import prepare
 from oneflare.fusion import UploadSet
+from oneflare.fusion.model import BATCH
 from oneflare.nn import simplex_etf
 
-CKA_IMAGES = 512
-CKA_CLIENTS = 16
+MOST_IMAGES = 1000
+MOST_CLIENTS = 16
+"""What NC1, NC2 and CKA look at: the first test images, the first clients. A thousand clients cost no more."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +47,17 @@ class Diagnostics:
         return asdict(self)
 
 
-class FeatureSummary:
-    """A probe: keeps the size-weighted feature sum, and some clients' features for CKA."""
-
-    def __init__(self, weights: Tensor) -> None:
-        self.weights = weights
-        self.total: Tensor | None = None
-        self.kept: list[Tensor] = []
-
-    def see(self, member: int, features: Tensor) -> None:
-        part = self.weights[member] * features
-        self.total = part if self.total is None else self.total + part
-        if len(self.kept) < CKA_CLIENTS:
-            self.kept.append(features[:CKA_IMAGES].clone())
-
-
-def diagnose(uploads: UploadSet, summary: FeatureSummary, labels: Tensor) -> Diagnostics:
-    """summary must have seen the features of the images that `labels` belong to."""
+@torch.no_grad()
+def diagnose(uploads: UploadSet, images: Tensor, labels: Tensor) -> Diagnostics:
+    """images, labels: held out; nothing is chosen by them."""
+    inputs, labels = prepare(images[:MOST_IMAGES], uploads.contract.image), labels[:MOST_IMAGES]
+    encoders = itertools.islice(uploads.encoders(), MOST_CLIENTS)
+    seen = [torch.cat([F.normalize(encoder(part), dim=1) for part in inputs.split(BATCH)]) for encoder in encoders]
+    weights = uploads.size_weights[: len(seen)].float()
+    features = F.normalize(torch.einsum("n,nbd->bd", weights, torch.stack(seen)), dim=1)
     prototypes = uploads.prototypes
     several = len(uploads) > 1
     mean = prototypes.mean(0)
-    features = None if summary.total is None else F.normalize(summary.total, dim=1)
     disclosed = all(upload.counts is not None for upload in uploads)
     return Diagnostics(
         g_protos_std=float(mean.std()),
@@ -71,9 +65,9 @@ def diagnose(uploads: UploadSet, summary: FeatureSummary, labels: Tensor) -> Dia
         proto_cosine_per_class=cross_client_cosine(prototypes).tolist() if several else None,
         parameter_variance=parameter_variance(uploads) if several else None,
         etf_distance=etf_distance(mean) if len(mean) > 1 and mean.shape[1] >= len(mean) - 1 else None,
-        nc1=None if features is None else nc1(features, labels),
-        nc2=None if features is None else nc2(features, labels),
-        cka=mean_cka(summary.kept) if len(summary.kept) > 1 else None,
+        nc1=nc1(features, labels),
+        nc2=nc2(features, labels),
+        cka=mean_cka(seen) if several else None,
         client_entropy=normalised_entropy(uploads.counts).tolist() if disclosed else None,
     )
 

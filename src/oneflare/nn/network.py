@@ -34,8 +34,12 @@ def initial_network(
     classes: int,
     seed: int,
     custom: nn.Module | None = None,
+    dim: int | None = None,
 ) -> PrototypeNetwork:
-    """The start that all clients share: weights and P ~ N(0, 1) depend on the seed alone."""
+    """The start that all clients share: weights and P ~ N(0, 1) depend on the seed alone.
+
+    dim: d where it is known; else the encoder is asked.
+    """
     if spec["name"] == CUSTOM:
         if custom is None:
             raise ValueError("a custom encoder was promised but not given")
@@ -44,6 +48,7 @@ def initial_network(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "initial weights"))
             encoder = build_encoder(spec, channels)
-    dim = feature_dim(encoder, channels, size)
+    if dim is None:
+        dim = feature_dim(encoder, channels, size)
     prototypes = torch.randn(classes, dim, generator=torch_generator(seed, "initial prototypes"))
     return PrototypeNetwork(encoder, prototypes)

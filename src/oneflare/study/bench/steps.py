@@ -1,18 +1,22 @@
-"""What the machine makes of it: ratios measured side by side, so that a noisy machine does not matter."""
+"""One training step: what surrounds the encoder, a busy neighbour, clients together, controllers."""
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing as mp
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from oneflare.client import ClientJob, LocalTraining, build_training
+from oneflare.cohort import Cohort
 from oneflare.data import Augmentation, ClientData, Dataset, ImageSpec, Split
 from oneflare.engine import default_workers
 from oneflare.federation import Federation, RunFiles
@@ -109,3 +113,94 @@ def step_overhead(
         "bare_ms": 1000 * bare_seconds,
         "images_per_second": batch / full_seconds,
     }
+
+
+def _burn(stop: Any) -> None:
+    """A neighbour that keeps one core busy with what training does."""
+    torch.set_num_threads(1)
+    weight, images = torch.randn(32, 32, 3, 3), torch.randn(64, 32, 16, 16)
+    while not stop.is_set():
+        torch.conv2d(images, weight, padding=1)
+
+
+def busy_machine(
+    encoder: Mapping[str, Any], *, size: int, channels: int, batch: int, repeats: int = 10
+) -> dict[str, Any]:
+    """Time of a step beside one busy neighbour per core, over the time alone; a fair share is 2."""
+    context = mp.get_context("fork")
+    with one_thread():
+        training = make_training(encoder, size=size, channels=channels, batch=batch)
+        rows, draws = torch.arange(batch), torch_generator(0, "bench")
+
+        def step() -> None:
+            training.step(*training.views(rows, Augmentation.draw(batch, draws)), 0.5)
+
+        alone = _median(step, repeats)
+        stop = context.Event()
+        neighbours = [context.Process(target=_burn, args=(stop,), daemon=True) for _ in range(default_workers())]
+        for neighbour in neighbours:
+            neighbour.start()
+        time.sleep(0.5)
+        beside = _median(step, repeats)
+        stop.set()
+        for neighbour in neighbours:
+            neighbour.join()
+    return {
+        "neighbours": len(neighbours),
+        "alone_ms": 1000 * alone,
+        "beside_ms": 1000 * beside,
+        "ratio": beside / alone,
+    }
+
+
+def _median(function: Callable[[], Any], repeats: int) -> float:
+    function()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def cohort_gain(*, size: int, channels: int, samples: int, clients: int = 32, repeats: int = 5) -> dict[str, Any]:
+    """How many times faster an epoch of some small clients is as one batch of models."""
+    experiment = resolve({"method": "flare", "partition": {"kind": "iid", "clients": clients}})
+    dataset = random_dataset(size, channels, clients * samples)
+    federation = Federation.build(experiment, RunFiles(Path("unused")), dataset, None, None)
+    jobs = [federation.job(client) for client in range(clients)]
+    data = [federation.client_data(client) for client in range(clients)]
+    with one_thread():
+        cohort = Cohort(jobs, data)
+        singles = [build_training(job, part) for job, part in zip(jobs, data, strict=True)]
+        epoch = itertools.count(1)
+
+        def one_after_another() -> None:
+            for training in singles:
+                training.run_epoch()
+
+        alone, together, ratio = interleaved(one_after_another, lambda: cohort.run_epoch(next(epoch)), repeats)
+    return {
+        "size": size,
+        "samples": samples,
+        "clients": clients,
+        "gain": ratio,
+        "alone_ms": 1000 * alone,
+        "together_ms": 1000 * together,
+    }
+
+
+def controller_cost(
+    name: str, *, encoder: Mapping[str, Any], size: int, channels: int, batch: int, repeats: int = 15
+) -> float:
+    """Time of a step under a controller over the time under `fixed`."""
+    with one_thread():
+        draws = torch_generator(0, "bench")
+        steps: list[Callable[[], Any]] = []
+        for controller in (name, "fixed"):
+            training = make_training(
+                encoder, size=size, channels=channels, batch=batch, anchors="etf", controller={"name": controller}
+            )
+            views, labels = training.views(torch.arange(batch), Augmentation.draw(batch, draws))
+            steps.append(partial(training.step, views, labels, 0.5))
+        return interleaved(steps[0], steps[1], repeats)[2]

@@ -1,0 +1,17 @@
+"""What the machine makes of it: ratios measured side by side, so that a noisy machine does not matter."""
+
+from oneflare.study.bench.growth import client_growth, fusion_growth, start_up
+from oneflare.study.bench.steps import busy_machine, cohort_gain, controller_cost, machine, step_overhead
+from oneflare.study.bench.wire import communication
+
+__all__ = [
+    "busy_machine",
+    "client_growth",
+    "cohort_gain",
+    "communication",
+    "controller_cost",
+    "fusion_growth",
+    "machine",
+    "start_up",
+    "step_overhead",
+]

@@ -1,0 +1,81 @@
+"""What an upload costs on the wire, and what sending less of it costs in accuracy."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oneflare.data import load
+from oneflare.federation import Federation, Observer, RunFiles
+from oneflare.fusion import FUSIONS, UploadSet, build_fusion, logits_of_all
+from oneflare.methods.resolve import resolve
+from oneflare.nn.hardware import one_thread
+from oneflare.stages import run_experiment
+from oneflare.upload import read_upload, write_upload
+
+FORMATS = ("float32", "bfloat16", "int8")
+
+
+def communication(
+    layer: dict[str, Any], *, seeds: int = 3, folder: Path | None = None, fusions: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The same trained clients sent in every format and fused in every way; means over seeds."""
+    names = list(fusions) or list(FUSIONS)
+    root = folder or Path(tempfile.mkdtemp(prefix="oneflare-wire-"))
+    sizes: dict[str, list[int]] = {kind: [] for kind in FORMATS}
+    accuracy: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in FORMATS}
+    for seed in range(seeds):
+        experiment = resolve(layer, {"seed": seed, "upload": {"dtype": "float32"}, "fusions": names})
+        run_experiment(experiment, root / f"s{seed}")
+        files = RunFiles(root / f"s{seed}")
+        federation = Federation.build(experiment, files, load(experiment.data), None, None)
+        summaries = [files.client(client).read_summary() for client in range(len(federation.partition.sizes))]
+        with one_thread():
+            sent = federation.collect([summary for summary in summaries if summary is not None], Observer())
+            for kind in FORMATS:
+                again = _resend(sent, kind, root / f"s{seed}" / "wire" / kind)
+                models = {name: build_fusion({"name": name}).fuse(again) for name in names}
+                test = federation.dataset.test
+                for name, logits in logits_of_all(models, test.images).items():
+                    accuracy[kind][name].append(float((logits.argmax(1) == test.labels).double().mean()))
+                sizes[kind].append(sum(upload.file_bytes for upload in again))
+    exact = accuracy["float32"]
+    return {
+        "seeds": seeds,
+        "formats": {
+            kind: {
+                "bytes": statistics.fmean(sizes[kind]),
+                "ratio": statistics.fmean(sizes[kind]) / statistics.fmean(sizes["float32"]),
+                "accuracy": {name: statistics.fmean(values) for name, values in accuracy[kind].items()},
+                "points_lost": {
+                    name: 100 * (statistics.fmean(exact[name]) - statistics.fmean(values))
+                    for name, values in accuracy[kind].items()
+                },
+                "mean_points_lost": statistics.fmean(
+                    100 * (statistics.fmean(exact[name]) - statistics.fmean(values))
+                    for name, values in accuracy[kind].items()
+                ),
+            }
+            for kind in FORMATS
+        },
+    }
+
+
+def _resend(sent: UploadSet, kind: str, folder: Path) -> UploadSet:
+    uploads = []
+    for upload in sent:
+        network = copy.deepcopy(sent.template)
+        network.encoder.load_state_dict(upload.weights())
+        with torch.no_grad():
+            network.prototypes.copy_(upload.prototypes)
+        counts = torch.zeros(len(sent.contract.classes)) if upload.counts is None else upload.counts
+        path = folder / f"{upload.client}.safetensors"
+        write_upload(path, network, sent.contract, client=upload.client, counts=counts.long(), epoch=1, dtype=kind)
+        uploads.append(read_upload(path, sent.contract))
+    return UploadSet(tuple(uploads), sent.contract, sent.template)
