@@ -36,7 +36,7 @@ from oneflare.seeds import torch_generator
 
 LARGEST_IMAGE = 8
 MOST_SAMPLES = 8
-MOST_CLIENTS = 64
+MOST_CLIENTS = 16
 """The rule's constants, measured: docs/performance.md."""
 
 CohortObserver = Callable[[int, int, dict[str, float]], None]

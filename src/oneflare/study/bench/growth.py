@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing as mp
 import resource
 import shutil
@@ -59,8 +60,12 @@ def client_growth(
     batch: int,
     encoder: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Whole federations over the same images, divided among ever more clients."""
+    """Federations over the same images, divided among ever more clients, from the first to the averaged model.
+
+    Asking an ensemble costs one pass per client whatever the server does; `fusion_growth` shows that by itself.
+    """
     dataset = random_dataset(size, channels, samples)
+    dataset = dataclasses.replace(dataset, test=dataset.test.take(torch.arange(100)))
     rows = []
     for clients in counts:
         experiment = resolve(
@@ -69,7 +74,7 @@ def client_growth(
                 "encoder": dict(encoder),
                 "partition": {"kind": "iid", "clients": clients},
                 "train": {"epochs": epochs, "batch_size": batch, "snapshots": 0},
-                "fusions": "count_prototypes",
+                "fusions": "average",
             }
         )
 
