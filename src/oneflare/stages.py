@@ -29,7 +29,7 @@ from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.metrics import diagnose, score
 from oneflare.metrics.diagnostics import FeatureSummary
-from oneflare.nn import encoder_spec, initial_network
+from oneflare.nn import ANCHORS, encoder_spec, initial_network
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, choose_precision, one_thread
 from oneflare.upload import Contract, Upload, read_upload, tensor_digest
@@ -297,6 +297,12 @@ class Federation:
         return cls(experiment, files, dataset, partition, contract, encoder)
 
     @property
+    def worst_cosine(self) -> float | None:
+        """Of the two closest anchors; None without anchors."""
+        anchors = ANCHORS.build(self.contract.anchors, len(self.contract.classes), self.contract.dim)
+        return None if anchors is None else anchors.worst_cosine
+
+    @property
     def workers(self) -> int:
         if choose_device(self.experiment.train.device).type != "cpu":
             return 1
@@ -342,6 +348,11 @@ class Federation:
                 observer.warn(f"client {client} is left out: {summary.reason}")
             elif summary.status == "empty":
                 observer.warn(f"client {client} is left out: it owns no samples")
+            elif summary.stable_lr is not None and summary.peak_lr > summary.stable_lr:
+                observer.warn(
+                    f"client {client}: the peak rate {summary.peak_lr:g} exceeds 2/L = {summary.stable_lr:.2g} at the "
+                    "start, the largest stable rate of plain gradient descent; lower train.lr or add a warm-up"
+                )
 
         results = map_tasks(work, order, workers=self.workers, on_report=seen, on_result=done)
         return sorted(results, key=lambda summary: summary.client)
@@ -446,6 +457,7 @@ class Federation:
                 "digest": experiment.partition_digest(),
             },
             "encoder": self.contract.encoder,
+            "anchors": {**self.contract.anchors, "worst_cosine": self.worst_cosine},
             "epochs": experiment.train.epochs,
             "device": device.type,
             "precision": str(precision).removeprefix("torch."),

@@ -75,7 +75,7 @@ def _section(result: Result, title: str) -> dict[str, Any]:
     experiment = read_experiment(result.folder)
     controller = experiment.controller
     aligned = any(row["lambda_raw_max"] > 0 for rows in traces.values() for row in rows)
-    valve_on = controller["name"] == "meta_annealed" and controller["valve"] != 0
+    bound = controller.get("lambda_max") if controller.get("valve", 0) != 0 else None
     curves = {
         name: ([point["epoch"] for point in row["history"]], [point["accuracy"] for point in row["history"]])
         for name, row in result.fusions.items()
@@ -87,9 +87,7 @@ def _section(result: Result, title: str) -> dict[str, Any]:
         "fusions": result.fusions,
         "accuracy_figure": figures.accuracy_over_checkpoints(curves),
         "has_history": any(len(epochs) > 1 for epochs, _ in curves.values()),
-        "lambda_figure": (
-            figures.lambda_curves(traces, controller["lambda_max"] if valve_on else None) if aligned else None
-        ),
+        "lambda_figure": (figures.lambda_curves(traces, bound) if aligned else None),
         "client_figure": figures.client_class_picture(content["partition"]["table"], content["data"]["classes"]),
         "configuration": experiment.to_yaml(),
     }
