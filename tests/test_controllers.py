@@ -198,11 +198,11 @@ def test_autonomous_lowers_raw_lambda_to_zero_as_the_schedule_falls():
 def test_coupling_raises_raw_lambda_too_and_the_short_form_of_its_loss_would_lower_it():
     raws = []
     for progress in (0.0, 0.5, 0.9):
-        chosen = controller("uncertainty_coupled")
+        chosen = controller("uncertainty_coupled", sigma_lr=0.05)
         play(chosen, 4.0, 0.5, progress, 400)
         raws.append(chosen.trace()["lambda_raw"])
     assert raws == pytest.approx([8.0, 16.0, 80.0], rel=0.01)
-    written = controller("uncertainty_coupled", as_written=True)
+    written = controller("uncertainty_coupled", as_written=True, sigma_lr=0.05)
     before = raw_of(written)
     play(written, 4.0, 0.5, 0.5, 1)
     middle = raw_of(written)

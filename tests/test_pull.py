@@ -79,10 +79,13 @@ def training(tmp_path, *layers):
 
 
 def test_the_trace_reports_the_share_of_conflicting_steps(tmp_path):
-    rows = [
-        training(tmp_path, {"anchors.scale": 20.0, "objective": {"pcgrad": on}}).run_epoch() for on in (False, True)
-    ]
-    assert all(0 <= row["conflicts"] <= 1 for row in rows)
-    assert rows[0]["conflicts"] > 0
-    assert rows[0]["align"] != rows[1]["align"]
+    """Shrinking opposes a classifier whose prototypes are small and who wants larger logits."""
+    layer = {"anchors": "shrink", "controller": {"name": "fixed", "lambda_0": 1.0}}
+    rows = []
+    for on in (False, True):
+        chosen = training(tmp_path, layer, {"objective": {"pcgrad": on}})
+        chosen.network.prototypes.data.mul_(0.1)
+        rows.append(chosen.run_epoch())
+    assert rows[0]["conflicts"] == rows[1]["conflicts"] == 1.0
+    assert rows[1]["align"] < rows[0]["align"]
     assert "conflicts" not in training(tmp_path, {"method": "fafi"}).run_epoch()

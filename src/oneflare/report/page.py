@@ -69,9 +69,15 @@ def _comparison_table(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def traces_of(result: Result) -> dict[int, list[dict[str, float]]]:
+    """The traces of the clients that took part."""
+    files = RunFiles(result.folder)
+    return {client: files.client(client).read_trace() for client in result.content["fused_clients"]}
+
+
 def _section(result: Result, title: str) -> dict[str, Any]:
-    content, files = result.content, RunFiles(result.folder)
-    traces = {client: files.client(client).read_trace() for client in content["fused_clients"]}
+    content = result.content
+    traces = traces_of(result)
     experiment = read_experiment(result.folder)
     controller = experiment.controller
     aligned = any(row["lambda_raw_max"] > 0 for rows in traces.values() for row in rows)
