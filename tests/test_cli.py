@@ -31,7 +31,7 @@ def oneflare(*words: str, cwd: Path, **environment: str) -> subprocess.Completed
 def test_help_and_version(tmp_path):
     listing = oneflare("--help", cwd=tmp_path)
     assert listing.returncode == 0
-    for command in ("run", "compare", "fuse", "report", "methods"):
+    for command in ("run", "compare", "fuse", "report", "methods", "explain", "schedule", "lambda", "study"):
         assert command in listing.stdout
         page = oneflare(command, "--help", cwd=tmp_path)
         assert page.returncode == 0
@@ -136,6 +136,12 @@ def test_compare_pairs_methods_over_seeds(tmp_path):
         (["compare", "fafi", "seed=3"], "seed= is what compare varies"),
         (["compare", "alpha=3"], "name at least one method"),
         (["run", "clients=5000"], "use fewer clients"),
+        (["explain", "falre"], "did you mean 'flare'"),
+        (["schedule", "cosin"], "did you mean 'cosine'"),
+        (["schedule", "cosine", "warmup=2"], "warmup"),
+        (["schedule", "cosine", "--out", "curve.txt"], "ends in .png, .svg, .pdf"),
+        (["lambda", "nowhere"], "is not a run folder"),
+        (["study", "lamda"], "did you mean 'lambda'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words, message, tmp_path):

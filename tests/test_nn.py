@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from oneflare.errors import ConfigError
-from oneflare.nn import ENCODERS, build_anchors, build_encoder, encoder_spec, initial_network, simplex_etf
+from oneflare.nn import (
+    ENCODERS,
+    build_anchors,
+    build_encoder,
+    build_target,
+    encoder_spec,
+    initial_network,
+    simplex_etf,
+)
+from oneflare.nn.anchors import worst_cosine
 from oneflare.nn.encoders import feature_dim, native_dim
 
 
@@ -30,8 +41,53 @@ def test_anchors_are_a_function_of_kind_sizes_and_seed():
 
 
 def test_etf_that_does_not_fit_is_refused_with_the_remedy():
-    with pytest.raises(ConfigError, match=r"encoder\.dim=99 or more"):
+    with pytest.raises(ConfigError, match=r"encoder\.dim=99 or more, or anchors=packing"):
         build_anchors({"name": "etf"}, 100, 64)
+
+
+@pytest.mark.parametrize(
+    ("classes", "dim", "best"),
+    [
+        (10, 16, -1 / 9),  # room for the simplex
+        (10, 9, -1 / 9),
+        (10, 8, 0.0),  # C <= 2d: nothing beats a right angle (Rankin)
+        (16, 8, 0.0),
+        (7, 2, math.cos(2 * math.pi / 7)),  # regular polygon
+        (12, 3, 1 / math.sqrt(5)),  # icosahedron
+        (10, 4, 1 / 6),
+        (16, 5, 1 / 5),
+    ],
+)
+def test_packing_reaches_the_known_optima(classes, dim, best):
+    rows = build_anchors({"name": "packing", "seed": 3}, classes, dim)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(classes), atol=1e-6)
+    assert worst_cosine(rows) == pytest.approx(best, abs=2e-3)
+    assert torch.equal(rows, build_anchors({"name": "packing", "seed": 3}, classes, dim))
+
+
+def test_packing_beats_chance_and_depends_on_the_seed():
+    found = build_anchors({"name": "packing", "scale": 3.0}, 14, 4)
+    assert torch.allclose(found.norm(dim=1), torch.full((14,), 3.0), atol=1e-5)
+    assert worst_cosine(found) < worst_cosine(build_anchors({"name": "random"}, 14, 4)) - 0.2
+    assert not torch.equal(found, build_anchors({"name": "packing", "scale": 3.0, "seed": 1}, 14, 4))
+
+
+def test_a_progressive_target_moves_from_the_start_to_the_anchors():
+    start = torch.randn(10, 16)
+    anchors = build_anchors({"name": "etf", "scale": 4.0}, 10, 16)
+    target = build_target({"name": "progressive", "scale": 4.0}, start)
+    assert torch.equal(target.at(0.0), start)
+    assert torch.allclose(target.at(0.25), 0.75 * start + 0.25 * anchors)
+    assert torch.allclose(target.at(1.0), anchors)
+    fixed = build_target({"name": "random"}, start)
+    assert fixed.at(0.0) is fixed.at(1.0)
+    assert build_target({"name": "none"}, start) is None
+
+
+def test_shrink_pulls_to_the_origin():
+    target = build_target({"name": "shrink"}, torch.randn(5, 8))
+    assert torch.equal(target.at(0.5), torch.zeros(5, 8))
+    assert worst_cosine(target.at(0.5)) is None
 
 
 @pytest.mark.parametrize("name", ["conv4", "resnet8", "resnet18"])
@@ -103,7 +159,7 @@ def test_registry_refuses_duplicates_and_says_what_there_is():
 
 @pytest.mark.parametrize(("momentum", "weight_decay", "clip"), [(0.9, 0.0, 1.0), (0.0, 0.01, 1e9), (0.5, 0.1, 0.01)])
 def test_sgd_equals_torchs_with_clipping(momentum, weight_decay, clip):
-    from oneflare.nn.sgd import SGD
+    from oneflare.optim import SGD
 
     ours, theirs = (initial_network({"name": "conv4", "width": 4}, 1, 8, 3, seed=0) for _ in range(2))
     one = SGD(list(ours.parameters()), momentum=momentum, weight_decay=weight_decay, clip=clip)

@@ -6,11 +6,12 @@ does not depend on where, when or beside whom it is trained, and training resume
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from oneflare.config import Experiment, ObjectiveConfig, TrainConfig
 from oneflare.data import Augmentation, ClientData
 from oneflare.errors import RunError, TrainingError
 from oneflare.files import load_state, read_json, save_state, write_json, write_text
-from oneflare.nn import PrototypeNetwork, build_anchors, initial_network
+from oneflare.nn import PrototypeNetwork, Target, build_target, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision, one_thread
-from oneflare.nn.sgd import SGD
-from oneflare.objective import Batch, ClientFacts, Controller, align, build_controller, local_terms
-from oneflare.schedules import build_schedule
+from oneflare.objective import Batch, ClientFacts, Controller, Pull, build_controller, local_terms
+from oneflare.optim import SGD, Thermostat, largest_curvature, scaled_rate, stable_rate
+from oneflare.schedules import build_schedule, peak, restart_steps
 from oneflare.seeds import torch_generator
 from oneflare.upload import Contract, write_upload
 
@@ -60,6 +61,11 @@ class ClientSummary:
     lambda_raw_max: float = 0.0
     lambda_effective_final: float = 0.0
     accuracy_own: float = 0.0
+    conflicts: float = 0.0
+    """share of steps in which the pull of the anchors conflicted with the local gradient"""
+    peak_lr: float = 0.0
+    stable_lr: float | None = None
+    """2/L at the start, where train.check_lr asked for it"""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -104,7 +110,7 @@ class LocalTraining:
         data: ClientData,
         augmentation: Augmentation,
         controller: Controller,
-        anchors: Tensor | None,
+        target: Target | None,
         objective: ObjectiveConfig,
         train: TrainConfig,
         stream: tuple[int, int],
@@ -116,15 +122,19 @@ class LocalTraining:
         self.data = data
         self.augmentation = augmentation
         self.controller = controller
-        self.anchors = None if anchors is None else anchors.to(self.device)
+        self.controller.to(self.device)
+        self.target = None if target is None else target.to(self.device)
         self.objective = objective
         self.train = train
         self.stream = stream
         self.schedule = build_schedule(train.schedule)
+        self.base_lr = scaled_rate(train.lr, train.batch_size, train.lr_scale_batch)
         self.optimizer = SGD(
             list(network.parameters()), momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip
         )
         self.batches = math.ceil(len(data) / train.batch_size)
+        self.restarts = restart_steps(self.schedule, self.total_steps) if train.momentum_reset else frozenset()
+        self.thermostat = Thermostat(train.thermostat, self.batches) if train.thermostat else None
         self.epoch = 0
 
     @property
@@ -132,21 +142,27 @@ class LocalTraining:
         return self.train.epochs * self.batches
 
     def lr(self, progress: float) -> float:
-        return self.train.lr * self.schedule(progress)
+        return self.base_lr * self.schedule(progress)
 
     def run_epoch(self) -> dict[str, float]:
         """One pass over the client's data; returns the trace row (means over the epoch's steps)."""
         seed, client = self.stream
         order = torch.randperm(len(self.data), generator=torch_generator(seed, client, "order", self.epoch))
         draws = torch_generator(seed, client, "augment", self.epoch)
+        noise = torch_generator(seed, client, "thermostat", self.epoch) if self.thermostat else None
         totals: Tensor | None = None
         names: list[str] = []
         correct = torch.zeros((), device=self.device)
         progress = 0.0
         self.network.train()
         for index, rows in enumerate(order.tensor_split(self.batches)):
-            progress = (self.epoch * self.batches + index) / self.total_steps
+            number = self.epoch * self.batches + index
+            progress = number / self.total_steps
+            if number in self.restarts:
+                self.optimizer.reset_momentum()
             losses, hits = self.step(*self.views(rows, Augmentation.draw(len(rows), draws)), progress)
+            if self.thermostat is not None and noise is not None:
+                self.thermostat.step(self.optimizer, self.lr(progress), noise)
             names = list(losses)
             row = torch.stack(list(losses.values()))
             totals = row if totals is None else totals + row
@@ -173,26 +189,50 @@ class LocalTraining:
         """One update. views: `(2B, c, h, w)`, labels: `(2B,)`. Returns detached losses by name, and the hits."""
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             features = self.network.encoder(views)
-        batch = Batch(
-            nn.functional.normalize(features.float(), dim=1),
-            labels,
-            self.network.prototypes,
-            self.objective.supcon_temperature,
-            self.objective.proto_temperature,
-        )
-        terms = local_terms(self.objective.terms, batch)
-        local = torch.stack([self.objective.terms[name] * term for name, term in terms.items()]).sum()
-        if self.anchors is None:
-            loss = local
-        else:
-            terms["align"] = align(self.network.prototypes, self.anchors)
-            loss = self.controller.loss(local, terms["align"], progress)
+        batch = self._batch(features, labels, self.network)
+        terms, local = self._local(batch)
+        pull = None if self.target is None else Pull(self.network.prototypes, self.target.at(progress))
+        loss = local if pull is None else self.controller.loss(local, pull.loss, progress)
         loss.backward()
+        if pull is not None:
+            terms |= {"align": pull.loss, "conflicts": pull.apply(self.objective.pcgrad)}
         self.optimizer.step(self.lr(progress))
         self.controller.step()
         with torch.no_grad():
             hits = (batch.logits.argmax(1) == labels).sum()
         return {"local": local.detach(), **{name: term.detach() for name, term in terms.items()}}, hits
+
+    def _batch(self, features: Tensor, labels: Tensor, network: PrototypeNetwork) -> Batch:
+        return Batch(
+            nn.functional.normalize(features.float(), dim=1),
+            labels,
+            network.prototypes,
+            self.objective.supcon_temperature,
+            self.objective.proto_temperature,
+        )
+
+    def _local(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """The named terms, and L_local."""
+        terms = local_terms(self.objective.terms, batch)
+        return terms, torch.stack([self.objective.terms[name] * term for name, term in terms.items()]).sum()
+
+    @property
+    def peak_lr(self) -> float:
+        return self.base_lr * peak(self.schedule)
+
+    def stable_lr(self) -> float:
+        """2/L of L_local on one batch, from where training is now, which it leaves untouched."""
+        seed, client = self.stream
+        rows = torch.arange(min(len(self.data), self.train.batch_size))
+        draws = Augmentation.draw(len(rows), torch_generator(seed, client, "curvature", "views"))
+        views, labels = self.views(rows, draws)
+        network = copy.deepcopy(self.network).train()
+
+        def loss() -> Tensor:
+            return self._local(self._batch(network.encoder(views), labels, network))[1]
+
+        start = torch_generator(seed, client, "curvature", "start")
+        return stable_rate(largest_curvature(loss, list(network.parameters()), start))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -200,6 +240,7 @@ class LocalTraining:
             "network": dict(self.network.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "controller": self.controller.state_dict(),
+            "thermostat": None if self.thermostat is None else self.thermostat.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -207,6 +248,8 @@ class LocalTraining:
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.controller.load_state_dict(state["controller"])
+        if self.thermostat is not None:
+            self.thermostat.load_state_dict(state["thermostat"])
 
 
 def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
@@ -225,7 +268,7 @@ def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
         data,
         Augmentation.for_data(experiment.augment, contract.image, job.flip),
         build_controller(experiment.controller, ClientFacts(tuple(data.counts.tolist()))),
-        build_anchors(contract.anchors, len(contract.classes), contract.dim),
+        build_target(contract.anchors, network.prototypes),
         experiment.objective,
         experiment.train,
         (experiment.seed, job.client),
@@ -260,6 +303,7 @@ def _train(job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochO
     training = build_training(job, data)
     trace: list[dict[str, float]] = []
     seconds_before = 0.0
+    stable = training.stable_lr() if job.experiment.train.check_lr else None
     if files.checkpoint.exists():
         state = load_state(files.checkpoint)
         training.load_state_dict(state["training"])
@@ -284,7 +328,8 @@ def _train(job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochO
             save_state(files.checkpoint, state)
             saved = time.monotonic()
     seconds = seconds_before + time.monotonic() - started
-    return finish_client(job, files, training.network, data, trace, seconds)
+    summary = finish_client(job, files, training.network, data, trace, seconds)
+    return replace(summary, peak_lr=training.peak_lr, stable_lr=stable)
 
 
 def finish_client(
@@ -308,6 +353,7 @@ def finish_client(
         lambda_raw_max=max(row["lambda_raw_max"] for row in trace),
         lambda_effective_final=trace[-1]["lambda_effective"],
         accuracy_own=trace[-1]["accuracy"],
+        conflicts=sum(row.get("conflicts", 0.0) for row in trace) / len(trace),
     )
 
 

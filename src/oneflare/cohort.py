@@ -31,7 +31,7 @@ from oneflare.client import (
 from oneflare.data import Augmentation, ClientData
 from oneflare.files import write_json
 from oneflare.nn.hardware import one_thread
-from oneflare.objective import Batch, align, local_terms
+from oneflare.objective import Batch, Pull, local_terms
 from oneflare.seeds import torch_generator
 
 LARGEST_IMAGE = 8
@@ -135,7 +135,10 @@ class Cohort:
         hits = torch.zeros(len(self.jobs))
         progress = 0.0
         for index, columns in enumerate(orders.tensor_split(batches, dim=1)):
-            progress = ((epoch - 1) * batches + index) / total
+            number = (epoch - 1) * batches + index
+            progress = number / total
+            if number in self.first.restarts:
+                torch._foreach_zero_(list(self.momentum.values()))
             losses, right = self.step(*self._views(columns, generators), progress)
             sums = {name: sums.get(name, 0.0) + value for name, value in losses.items()}
             hits += right
@@ -171,16 +174,16 @@ class Cohort:
         """One update of every client. Returns detached losses by name `(K,)`, and the hits `(K,)`."""
         terms, hits = vmap(self._losses)(self.parameters, self.buffers, views, labels)
         weights = self.first.objective.terms
-        local = torch.stack([weights[name] * terms[name] for name in terms if name != "align"]).sum(0)
-        if self.first.anchors is None:
-            total = local.sum()
+        local = torch.stack([weights[name] * term for name, term in terms.items()]).sum(0)
+        target = self.first.target
+        pull = None if target is None else Pull(self.parameters["prototypes"], target.at(progress))
+        if pull is None:
+            local.sum().backward()
         else:
-            parts = [
-                training.controller.loss(local[index], terms["align"][index], progress)
-                for index, training in enumerate(self.trainings)
-            ]
-            total = torch.stack(parts).sum()
-        total.backward()
+            pairs = zip(self.trainings, local, pull.loss, strict=True)
+            parts = [training.controller.loss(one, pulled, progress) for training, one, pulled in pairs]
+            torch.stack(parts).sum().backward()
+            terms |= {"align": pull.loss, "conflicts": pull.apply(self.first.objective.pcgrad)}
         self._descend(progress)
         for training in self.trainings:
             training.controller.step()
@@ -194,10 +197,7 @@ class Cohort:
         features = functional_call(network, (dict(parameters), dict(buffers)), (views,))
         prototypes = parameters["prototypes"]
         batch = Batch(features, labels, prototypes, objective.supcon_temperature, objective.proto_temperature)
-        terms = local_terms(objective.terms, batch)
-        if self.first.anchors is not None:
-            terms["align"] = align(prototypes, self.first.anchors)
-        return terms, (batch.logits.detach().argmax(1) == labels).sum()
+        return local_terms(objective.terms, batch), (batch.logits.detach().argmax(1) == labels).sum()
 
     @torch.no_grad()
     def _descend(self, progress: float) -> None:

@@ -101,6 +101,7 @@ class ObjectiveConfig(Section):
     )
     supcon_temperature: float = Field(0.07, gt=0)
     proto_temperature: float = Field(1.0, gt=0)
+    pcgrad: bool = Field(False, description="where the pull of the anchors opposes the local gradient, project it out")
 
 
 class TrainConfig(Section):
@@ -110,7 +111,15 @@ class TrainConfig(Section):
     batch_size: int = Field(32, ge=1)
     lr: float = Field(0.05, gt=0)
     schedule: Component = {"name": "constant"}
+    lr_scale_batch: int | None = Field(
+        None, ge=1, description="batch size for which lr was chosen; the rate follows batch_size in proportion"
+    )
+    check_lr: bool = Field(False, description="estimate 2/L at the start and warn where the peak rate exceeds it")
     momentum: float = Field(0.9, ge=0, lt=1)
+    momentum_reset: bool = Field(False, description="velocity to zero where the schedule restarts")
+    thermostat: float = Field(
+        0.0, ge=0, description="noise that holds the squared update at this part of the first epoch's; 0: none"
+    )
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     snapshots: int = Field(4, ge=0, description="moments before the end at which fusion is simulated")

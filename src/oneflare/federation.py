@@ -25,7 +25,7 @@ from oneflare.errors import RunError, UploadError
 from oneflare.files import read_json, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
 from oneflare.metrics import diagnose, score
-from oneflare.nn import PrototypeNetwork, encoder_spec, initial_network
+from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision
 from oneflare.upload import Contract, Upload, read_upload
 
@@ -109,6 +109,12 @@ class Federation:
         return cls(experiment, files, dataset, partition, contract, encoder)
 
     @property
+    def worst_cosine(self) -> float | None:
+        """Of the two closest anchors; None without anchors."""
+        anchors = ANCHORS.build(self.contract.anchors, len(self.contract.classes), self.contract.dim)
+        return None if anchors is None else anchors.worst_cosine
+
+    @property
     def on_gpu(self) -> bool:
         return choose_device(self.experiment.train.device).type != "cpu"
 
@@ -137,7 +143,9 @@ class Federation:
     def train(self, observer: Observer) -> list[ClientSummary]:
         """Every client on its own data; small ones share a batch of models."""
         sizes, epochs = self.partition.sizes, self.experiment.train.epochs
-        together = 1 if self.on_gpu or self.encoder is not None else self.experiment.train.cohort
+        train = self.experiment.train
+        alone = self.on_gpu or self.encoder is not None or train.thermostat or train.check_lr
+        together = 1 if alone else train.cohort
         groups = cohorts(sizes, self.dataset.image.size, together)
 
         def work(group: list[int], report: Any) -> list[ClientSummary]:
@@ -156,6 +164,12 @@ class Federation:
                 observer.client_done(summary, sizes[summary.client] * epochs)
                 if summary.status != "trained":
                     observer.warn(f"client {summary.client} is left out: {summary.reason}")
+                elif summary.stable_lr is not None and summary.peak_lr > summary.stable_lr:
+                    observer.warn(
+                        f"client {summary.client}: the peak rate {summary.peak_lr:g} exceeds 2/L = "
+                        f"{summary.stable_lr:.2g} at the start, the largest stable rate of plain gradient descent; "
+                        "lower train.lr or add a warm-up"
+                    )
 
         results = map_tasks(work, groups, workers=self.workers, on_report=seen, on_result=done)
         return sorted((summary for group in results for summary in group), key=lambda summary: summary.client)
@@ -259,6 +273,7 @@ class Federation:
                 "digest": experiment.partition_digest(),
             },
             "encoder": self.contract.encoder,
+            "anchors": {**self.contract.anchors, "worst_cosine": self.worst_cosine},
             "epochs": experiment.train.epochs,
             "device": device.type,
             "precision": str(precision).removeprefix("torch."),

@@ -27,8 +27,13 @@ class Entry(Generic[T]):
     schema: type[BaseModel]
 
     @property
+    def document(self) -> str:
+        """Its equations, as the docstring gives them."""
+        return inspect.getdoc(self.factory) or ""
+
+    @property
     def summary(self) -> str:
-        return (inspect.getdoc(self.factory) or "").split("\n", 1)[0]
+        return self.document.split("\n", 1)[0]
 
 
 class Registry(Generic[T]):

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands
+from oneflare.cli import commands, laboratory
 from oneflare.errors import OneFlareError
 
 EXIT_USER_ERROR = 2
@@ -47,8 +47,12 @@ def root(
 app.command("run", rich_help_panel="Work")(commands.run)
 app.command("compare", rich_help_panel="Work")(commands.compare)
 app.command("fuse", rich_help_panel="Work")(commands.fuse)
+app.command("study", rich_help_panel="Work")(laboratory.study)
 app.command("report", rich_help_panel="Look")(commands.report)
 app.command("methods", rich_help_panel="Look")(commands.methods)
+app.command("explain", rich_help_panel="Look")(laboratory.explain)
+app.command("schedule", rich_help_panel="Look")(laboratory.schedule)
+app.command("lambda", rich_help_panel="Look")(laboratory.lambda_picture)
 
 
 class Terminated(BaseException):

@@ -12,8 +12,10 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from oneflare.methods import Method
+    from oneflare.methods.explain import Explanation
     from oneflare.stages import Result
     from oneflare.study import Comparison
+    from oneflare.study.studies import Findings
 
 WIDEST_TABLE = 20
 MOST_ROWS = 20
@@ -89,7 +91,14 @@ def run_result(result: Result) -> None:
     console.print(table)
     lambdas = [row["lambda_raw_max"] for row in content["clients"] if row["status"] == "trained"]
     if max(lambdas, default=0) > 0:
-        console.print(f"largest raw lambda of any client: {max(lambdas):.1f}")
+        conflicts = [row.get("conflicts", 0.0) for row in content["clients"] if row["status"] == "trained"]
+        console.print(
+            f"largest raw lambda of any client: {max(lambdas):.1f}; alignment opposed the local gradient in "
+            f"{100 * sum(conflicts) / len(conflicts):.0f} % of steps"
+        )
+    anchors = content.get("anchors", {})
+    if anchors.get("name") == "packing":
+        console.print(f"anchors packed on the sphere, largest cosine {anchors['worst_cosine']:.4f}")
     left_out = [row for row in content["clients"] if row["client"] not in content["fused_clients"]]
     for row in left_out[:MOST_ROWS]:
         console.print(f"left out: client {row['client']} ({row['reason']})")
@@ -155,3 +164,45 @@ def methods(entries: Iterable[Method]) -> None:
     for method in entries:
         table.add_row(method.name, method.version, method.summary)
     console_for().print(table)
+
+
+def explanation(content: Explanation) -> None:
+    """Plain text: equations hold brackets, which a markup would swallow."""
+    method = content.method
+    number = ", ".join(method.numbers) or method.version
+    line(f"{method.name} ({number}): {method.summary}")
+    line(f"from: {method.reference}")
+    for note in content.notes:
+        line(f"note: {note}")
+    line("\nlocal loss L_l, the sum of")
+    for name, (weight, text) in content.terms.items():
+        line(f"  {weight:g} x {name}: {_indented(text, 6)}")
+    spread = "" if content.worst_cosine is None else f" (largest cosine for 10 classes: {content.worst_cosine:.4f})"
+    line(f"\nanchors {content.experiment.anchors['name']}{spread}\n  {_indented(content.anchors, 2)}")
+    line(f"\nlambda by {content.experiment.controller['name']}\n  {_indented(content.controller, 2)}")
+    if content.experiment.objective.pcgrad:
+        line("  conflicts: where <g_local, g_align> < 0, g_local loses its part along g_align (PCGrad)")
+    line("\nfusions, the method's own first")
+    for name, text in content.fusions.items():
+        line(f"  {name}: {text}")
+    line(f"\ndefaults\n  {_indented(content.defaults_yaml().rstrip(), 2)}")
+
+
+def _indented(text: str, spaces: int) -> str:
+    return text.replace("\n", "\n" + " " * spaces)
+
+
+def findings(content: Findings) -> None:
+    console = console_for()
+    for block in content.blocks:
+        table = Table(title=block.title, title_justify="left", title_style="bold")
+        for column, name in enumerate(block.columns):
+            table.add_column(name, justify="left" if column == 0 else "right")
+        for row in block.rows:
+            table.add_row(*row)
+        console.print(table)
+        if block.note:
+            console.print(block.note)
+    for claim in content.claims:
+        console.print(f"{'confirmed    ' if claim.holds else 'not confirmed'}  {claim.text}: {claim.evidence}")
+    console.print(f"{content.seconds:.0f} s; files: {content.path}, {content.path.with_suffix('.md')}")

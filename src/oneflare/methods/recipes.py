@@ -1,4 +1,4 @@
-"""The methods by name. The research log's version numbers are aliases (it reused some; names are unambiguous)."""
+"""The methods by name. The research log's version numbers are aliases; where it reused one, `REUSED` says for what."""
 
 from __future__ import annotations
 
@@ -18,11 +18,26 @@ class Method:
     version: str
     """the log's number, or where else it is from"""
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    reference: str = ""
+    """the entry of the log that describes it, or where else to read about it"""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """the log's numbers that find it"""
+        return tuple(number for number in (self.version, *self.aliases) if number[:1] == "V")
 
 
 ALL_TERMS = {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation": 1.0}
 CLASSIFY = {"terms": {"cls": 1.0}}
 FAFI = {"terms": ALL_TERMS}
+REUSED = {
+    "V5": "the log also calls the memory bank and the public feature bank V5",
+    "V6": "the log also calls two-stage training V6",
+    "V12": "file 000 of the log designs a V12 that was never run as such: here `decoupled`",
+    "V13": "the log's formula for V12 is headed v13",
+    "V13.1": "the log uses this number for the floor as well as for the ceiling",
+}
 SERVERS = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
 
 
@@ -31,68 +46,200 @@ def _first(name: str) -> list[str]:
     return [name, *(other for other in SERVERS if other != name)]
 
 
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method(
-            "fedavg",
-            "plain local training, weights averaged once: the lower bound",
-            "baseline",
-            {"objective": CLASSIFY, "fusions": _first("average")},
-        ),
-        Method(
-            "ensemble",
-            "plain local training, probabilities averaged",
-            "baseline",
-            {"objective": CLASSIFY, "fusions": _first("ensemble")},
-        ),
-        Method(
-            "fafi",
-            "FAFI: contrastive local objective with learnable prototypes, features fused",
-            "V4",
-            {"objective": FAFI, "fusions": _first("feature_mean")},
-        ),
-        Method(
-            "drcl",
-            "FAFI with prototypes pulled toward random anchors, lambda fixed",
-            "V5",
-            {
-                "objective": FAFI,
-                "anchors": {"name": "random"},
-                "controller": {"name": "fixed", "lambda_0": 5.0},
-                "fusions": _first("feature_mean"),
-            },
-        ),
-        Method(
-            "etf_annealed",
-            "FAFI pulled toward a simplex ETF, lambda falling linearly from 20",
-            "V7",
-            {
-                "objective": FAFI,
-                "anchors": {"name": "etf"},
-                "controller": {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
-                "fusions": _first("feature_mean"),
-            },
-        ),
-        Method(
-            "flare",
-            "FLARE: lambda learned from task uncertainty, annealed, held by a valve; counted prototypes",
-            "V14",
-            {
-                "objective": FAFI,
-                "anchors": {"name": "etf"},
-                "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
-                "fusions": _first("count_prototypes"),
-            },
-        ),
-    )
-}
+def _aligned(
+    name: str,
+    summary: str,
+    version: str,
+    controller: Mapping[str, Any],
+    reference: str,
+    *,
+    anchors: str = "etf",
+    fusion: str = "feature_mean",
+    aliases: tuple[str, ...] = (),
+    objective: Mapping[str, Any] = FAFI,
+) -> Method:
+    """FAFI with prototypes pulled toward anchors."""
+    recipe = {
+        "objective": objective,
+        "anchors": {"name": anchors},
+        "controller": controller,
+        "fusions": _first(fusion),
+    }
+    return Method(name, summary, version, recipe, reference, aliases)
+
+
+BASELINES = (
+    Method(
+        "fedavg",
+        "plain local training, weights averaged once: the lower bound",
+        "baseline",
+        {"objective": CLASSIFY, "fusions": _first("average")},
+        "McMahan et al. 2017, one round",
+    ),
+    Method(
+        "ensemble",
+        "plain local training, probabilities averaged",
+        "baseline",
+        {"objective": CLASSIFY, "fusions": _first("ensemble")},
+        "Guha et al. 2019",
+    ),
+    Method(
+        "fafi",
+        "FAFI: contrastive local objective with learnable prototypes, features fused",
+        "V4",
+        {"objective": FAFI, "fusions": _first("feature_mean")},
+        "log, the baseline of every entry",
+    ),
+)
+
+BY_HAND = (
+    _aligned(
+        "drcl",
+        "FAFI with prototypes pulled toward random anchors, lambda fixed",
+        "V5",
+        {"name": "fixed", "lambda_0": 5.0},
+        "log, 4-DRCL",
+        anchors="random",
+    ),
+    _aligned(
+        "random_annealed",
+        "FAFI pulled toward random anchors, lambda falling linearly from 5",
+        "V6",
+        {"name": "annealed", "lambda_0": 5.0, "schedule": "linear"},
+        "log, 5-DRCL-with-lambda-annealing",
+        anchors="random",
+    ),
+    _aligned(
+        "etf_annealed",
+        "FAFI pulled toward a simplex ETF, lambda falling linearly from 20",
+        "V7",
+        {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
+        "log, 6-DRCL-ETF",
+    ),
+    _aligned(
+        "progressive",
+        "the target moves from the initial prototypes to the ETF while lambda falls",
+        "V8",
+        {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
+        "log, 7-progressive-alignment",
+        anchors="progressive",
+    ),
+    _aligned(
+        "entropy",
+        "lambda from the entropy of each client's classes, falling linearly",
+        "V9",
+        {"name": "entropy"},
+        "log, 2-A&B (plan A)",
+    ),
+    _aligned(
+        "shrink",
+        "V7 without anchors: weight decay on the prototypes alone, as strong and as annealed",
+        "ours",
+        {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
+        "ablation: how much of alignment is only shorter prototypes",
+        anchors="shrink",
+    ),
+    _aligned(
+        "pcgrad",
+        "V7, and where alignment opposes the local gradient the conflict is projected out",
+        "plan C",
+        {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
+        "log, 1-part2_roadmap (plan C); Yu et al. 2020",
+        objective={**FAFI, "pcgrad": True},
+    ),
+)
+
+LEARNED = (
+    _aligned(
+        "uncertainty",
+        "lambda from task uncertainty, weights and sigmas in one loss: slows its own learning",
+        "V10",
+        {"name": "uncertainty"},
+        "log, 4-Why-v10-fails and 5-Why-v10-fails-again",
+    ),
+    _aligned(
+        "uncertainty_rescaled",
+        "lambda from task uncertainty, the learning rate left alone; settles, never anneals",
+        "V10-Rescaled",
+        {"name": "uncertainty_rescaled"},
+        "log, 6-Why-v10-doesn't-fail-this-time",
+    ),
+    _aligned(
+        "uncertainty_coupled",
+        "V10-Rescaled with annealing inside its loss: lambda climbs as fast as annealing falls",
+        "V11",
+        {"name": "uncertainty_coupled", "schedule": "linear"},
+        "log, 7-why-v11-fails",
+        aliases=("V11-Linear",),
+    ),
+    _aligned(
+        "uncertainty_coupled_cosine",
+        "V11 with a cosine",
+        "V11-Cosine",
+        {"name": "uncertainty_coupled", "schedule": "cosine"},
+        "log, 7-why-v11-fails",
+    ),
+    _aligned(
+        "decoupled",
+        "V12 as first designed: annealing on the weights only, sigmas see the losses as they are",
+        "V12-designed",
+        {"name": "decoupled"},
+        "log, file 000",
+    ),
+    _aligned(
+        "meta_annealed",
+        "V12 as run: annealing on the weights and on the sigmas' data term; raw lambda can explode",
+        "V12",
+        {"name": "meta_annealed"},
+        "log, 8-how-to-use-excel and 9-like-a-rolling-stone",
+    ),
+    _aligned(
+        "floor",
+        "V12 with a floor under sigma_align",
+        "V13",
+        {"name": "meta_annealed", "floor": 1e-3},
+        "log, 1-explosions-in-SVHN",
+    ),
+    _aligned(
+        "ceiling",
+        "V13 with a ceiling on sigma_local",
+        "V13.1",
+        {"name": "meta_annealed", "floor": 1e-3, "ceiling": 1e-2},
+        "log, 2-how-to-win-at-SVHN",
+    ),
+    _aligned(
+        "flare",
+        "FLARE: lambda learned from task uncertainty, annealed, held by a valve; counted prototypes",
+        "V14",
+        {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
+        "log, 2-how-to-win-at-SVHN and 3-waaaaagh",
+        fusion="count_prototypes",
+    ),
+    _aligned(
+        "autonomous",
+        "lambda anneals to zero of its own accord: the schedule on the sigmas' log term",
+        "ours",
+        {"name": "autonomous", "floor": 1e-3, "lambda_max": 50.0},
+        "the correction of V12",
+        fusion="count_prototypes",
+    ),
+    _aligned(
+        "balanced",
+        "the equilibrium of `autonomous` in closed form; nothing to optimise",
+        "ours",
+        {"name": "balanced"},
+        "the correction of V12, without sigmas",
+        fusion="count_prototypes",
+    ),
+)
+
+METHODS: dict[str, Method] = {method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED)}
 
 
 def find_method(name: str) -> Method:
     """By name or by the log's version number."""
-    versions = {method.version.lower(): method for method in METHODS.values() if method.version[:1] == "V"}
-    found = METHODS.get(name) or versions.get(name.lower())
+    numbers = {number.lower(): method for method in METHODS.values() for number in method.numbers}
+    found = METHODS.get(name) or numbers.get(name.lower())
     if found is None:
         raise ConfigError(f"method: unknown method '{name}'{did_you_mean(name, METHODS)}")
     return found

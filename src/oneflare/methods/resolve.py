@@ -12,7 +12,7 @@ from oneflare.methods.recipes import find_method
 from oneflare.nn import ANCHORS, ENCODERS
 from oneflare.nn.encoders import CUSTOM
 from oneflare.objective import CONTROLLERS, TERMS, ClientFacts, build_controller
-from oneflare.schedules import SCHEDULES
+from oneflare.schedules import SCHEDULES, build_schedule
 
 ARRAYS = "arrays"
 NAMED_DEFAULTS = {
@@ -62,6 +62,8 @@ def complete(experiment: Experiment) -> Experiment:
             f"controller={resolved.controller['name']} pulls prototypes toward anchors, but anchors=none; "
             "set anchors=etf or anchors=random"
         )
+    if resolved.train.momentum_reset and not getattr(build_schedule(resolved.train.schedule), "restarts", ()):
+        raise ConfigError("train.momentum_reset needs a schedule with restarts; set train.schedule=cosine_restarts")
     check_needs(resolved.fusions, offered_fields(resolved.upload), "; change upload.counts or fusions")
     names = [spec["name"] for spec in resolved.fusions]
     if len(set(names)) != len(names):

@@ -87,5 +87,5 @@ def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float)
 
 
 def align(prototypes: Tensor, anchors: Tensor) -> Tensor:
-    """L_align = MSE(P, A), the mean over C d"""
-    return F.mse_loss(prototypes, anchors)
+    """L_align = MSE(P, A), the mean over C d; for a batch of clients, of each"""
+    return (prototypes - anchors).square().mean((-2, -1))

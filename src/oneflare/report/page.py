@@ -69,13 +69,19 @@ def _comparison_table(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def traces_of(result: Result) -> dict[int, list[dict[str, float]]]:
+    """The traces of the clients that took part."""
+    files = RunFiles(result.folder)
+    return {client: files.client(client).read_trace() for client in result.content["fused_clients"]}
+
+
 def _section(result: Result, title: str) -> dict[str, Any]:
-    content, files = result.content, RunFiles(result.folder)
-    traces = {client: files.client(client).read_trace() for client in content["fused_clients"]}
+    content = result.content
+    traces = traces_of(result)
     experiment = read_experiment(result.folder)
     controller = experiment.controller
     aligned = any(row["lambda_raw_max"] > 0 for rows in traces.values() for row in rows)
-    valve_on = controller["name"] == "meta_annealed" and controller["valve"] != 0
+    bound = controller.get("lambda_max") if controller.get("valve", 0) != 0 else None
     curves = {
         name: ([point["epoch"] for point in row["history"]], [point["accuracy"] for point in row["history"]])
         for name, row in result.fusions.items()
@@ -87,9 +93,7 @@ def _section(result: Result, title: str) -> dict[str, Any]:
         "fusions": result.fusions,
         "accuracy_figure": figures.accuracy_over_checkpoints(curves),
         "has_history": any(len(epochs) > 1 for epochs, _ in curves.values()),
-        "lambda_figure": (
-            figures.lambda_curves(traces, controller["lambda_max"] if valve_on else None) if aligned else None
-        ),
+        "lambda_figure": (figures.lambda_curves(traces, bound) if aligned else None),
         "client_figure": figures.client_class_picture(content["partition"]["table"], content["data"]["classes"]),
         "configuration": experiment.to_yaml(),
     }

@@ -1,6 +1,6 @@
 """Who decides lambda: one class per rule, chosen by name."""
 
-from oneflare.objective.controllers import meta, simple  # noqa: F401  (registers)
+from oneflare.objective.controllers import balanced, coupled, decoupled, simple  # noqa: F401  (registers)
 from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts, Controller, build_controller
 
 __all__ = ["CONTROLLERS", "ClientFacts", "Controller", "build_controller"]

@@ -47,6 +47,9 @@ class Controller(ABC):
         self._raw_max: Tensor | float = 0.0
         self._effective: Tensor | float = 0.0
 
+    def to(self, device: torch.device) -> None:  # noqa: B027  (a rule without tensors has nothing to move)
+        """Move the rule's own state to where the losses are."""
+
     @abstractmethod
     def loss(self, local: Tensor, align: Tensor, progress: float) -> Tensor:
         """The scalar to run backward on: the weights' loss, plus whatever this rule learns its own state from."""

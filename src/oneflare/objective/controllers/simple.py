@@ -1,10 +1,10 @@
-"""Rules that learn nothing: lambda is zero, constant, or a schedule."""
+"""Rules that learn nothing: lambda is zero, constant, a schedule, or read off the client's classes."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts, Controller
+from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts, Controller, entropy_lambda
 from oneflare.schedules import ScheduleSpec, build_schedule
 
 
@@ -49,4 +49,29 @@ class Annealed(Controller):
     def loss(self, local: Tensor, align: Tensor, progress: float) -> Tensor:
         effective = self.lambda_0 * self.schedule(progress)
         self.record(self.lambda_0, effective)
+        return local + effective * align
+
+
+@CONTROLLERS.register("entropy")
+class Entropy(Controller):
+    """lambda = lambda_i a(p), lambda_i from how balanced the client's classes are
+
+    lambda_i = lambda_min + H(p_i)/log C (lambda_max - lambda_min)
+    """
+
+    def __init__(
+        self,
+        facts: ClientFacts,
+        *,
+        lambda_min: float = 1.0,
+        lambda_max: float = 20.0,
+        schedule: ScheduleSpec = {"name": "linear"},  # noqa: B006
+    ) -> None:
+        super().__init__(facts)
+        self.lambda_i = entropy_lambda(facts, lambda_min, lambda_max)
+        self.schedule = build_schedule(schedule)
+
+    def loss(self, local: Tensor, align: Tensor, progress: float) -> Tensor:
+        effective = self.lambda_i * self.schedule(progress)
+        self.record(self.lambda_i, effective)
         return local + effective * align

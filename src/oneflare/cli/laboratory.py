@@ -1,0 +1,134 @@
+"""Commands that look inside: methods in equations, schedules and lambda as pictures, studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oneflare.cli.commands import Json, Quiet
+
+Picture = Annotated[Path, typer.Option("--out", "-o", help="Picture to write: .png, .svg or .pdf.")]
+
+
+def explain(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="Name, or the research log's number.")],
+    json: Json = False,
+) -> None:
+    """Say what a method is: loss terms, who decides lambda, anchors, fusions, defaults, where it comes from.
+
+    [bold]Examples[/bold]
+
+      oneflare explain flare
+
+      oneflare explain V11
+    """
+    from oneflare.cli import show
+    from oneflare.methods.explain import explain as explanation_of
+
+    explanation = explanation_of(method)
+    if json:
+        show.as_json(explanation.to_dict())
+    else:
+        show.explanation(explanation)
+
+
+def schedule(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="constant, linear, cosine or cosine_restarts.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.", show_default=False)
+    ] = None,
+    out: Picture = Path("schedule.png"),
+    toy: Annotated[bool, typer.Option("--toy", help="Also: what it does on a loss with two wells.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Noise of the drawn trajectories.")] = 0,
+) -> None:
+    """Draw a schedule over progress; with --toy, why one restarts.
+
+    [bold]Examples[/bold]
+
+      oneflare schedule cosine_restarts cycles=4 growth=2 decay=3 --out restarts.png
+
+      oneflare schedule cosine_restarts cycles=8 --toy --out toy.svg
+    """
+    from oneflare.cli import show
+    from oneflare.config import parse_overrides
+    from oneflare.report import pictures
+    from oneflare.schedules import SCHEDULES, build_schedule
+    from oneflare.study.toy import FALLING
+
+    pictures.check_format(out)
+    spec = {"name": name, **parse_overrides(options or [])}
+    chosen = SCHEDULES.build(spec)
+    title = f"{name}: {SCHEDULES[name].summary}"
+    figure = (
+        pictures.toy_picture(chosen, build_schedule(FALLING), name, seed)
+        if toy
+        else pictures.schedule_picture(chosen, title)
+    )
+    pictures.save(figure, out)
+    show.line(f"picture: {out}")
+
+
+def lambda_picture(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    out: Picture = Path("lambda.png"),
+    reference: Annotated[
+        float, typer.Option("--reference", help="Start of the hand-made line lambda (1 - p) to compare with.")
+    ] = 20.0,
+) -> None:
+    """Draw lambda over progress: raw and effective, both losses, both variances, conflicts.
+
+    [bold]Examples[/bold]
+
+      oneflare lambda runs/demo/flare-s0
+
+      oneflare lambda runs/study/V12-s0 runs/study/V14-s0 --out figure2.svg
+    """
+    from oneflare.cli import show
+    from oneflare.report import pictures
+    from oneflare.report.page import traces_of
+    from oneflare.stages import read_result
+
+    pictures.check_format(out)
+    results = [read_result(folder) for folder in runs]
+    names = [result.content["method"] for result in results]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({folder.name})" for name, folder in zip(names, runs, strict=True)]
+    drawn = {name: traces_of(result) for name, result in zip(names, results, strict=True)}
+    pictures.save(pictures.lambda_picture(drawn, reference), out)
+    show.line(f"picture: {out}")
+
+
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which study: lambda.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the study's own.", show_default=False),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Seeds, 0 to n-1.")] = 3,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the findings.")] = Path("results"),
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a study and test its claims; what is already there is not run again.
+
+    [bold]Examples[/bold]
+
+      oneflare study lambda
+
+      oneflare study lambda epochs=4 --seeds 1 --out /tmp/quick
+    """
+    from oneflare.cli import show
+    from oneflare.cli.progress import progress
+    from oneflare.config import parse_overrides
+    from oneflare.study.studies import find_study, run_study
+
+    chosen = find_study(name)
+    layer = parse_overrides(settings or [])
+    with progress(enabled=not quiet, table=False) as observer:
+        findings = run_study(chosen, layer, seeds=seeds, folder=out, observer=observer)
+    if json:
+        show.as_json(findings.to_dict())
+    elif not quiet:
+        show.findings(findings)

@@ -1,0 +1,75 @@
+"""A method in words and equations: what it minimises, who decides lambda, and how the server fuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from oneflare.config import Experiment
+from oneflare.fusion import FUSIONS
+from oneflare.methods.recipes import REUSED, Method, find_method
+from oneflare.methods.resolve import resolve
+from oneflare.nn import ANCHORS
+from oneflare.nn.encoders import CUSTOM, encoder_spec
+from oneflare.objective import CONTROLLERS, TERMS
+
+CLASSES = 10
+"""for which the spread of the anchors is stated"""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    method: Method
+    experiment: Experiment
+    terms: dict[str, tuple[float, str]]
+    """weight and equation of every term"""
+    controller: str
+    anchors: str
+    worst_cosine: float | None
+    """of the two closest anchors, for ten classes"""
+    fusions: dict[str, str]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method.name,
+            "summary": self.method.summary,
+            "log": list(self.method.numbers) or self.method.version,
+            "reference": self.method.reference,
+            "notes": self.notes,
+            "terms": {name: {"weight": weight, "equation": text} for name, (weight, text) in self.terms.items()},
+            "controller": self.controller,
+            "anchors": self.anchors,
+            "worst_cosine": self.worst_cosine,
+            "fusions": self.fusions,
+            "defaults": self.defaults,
+        }
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        content = self.experiment.model_dump(mode="json")
+        return {key: content[key] for key in ("objective", "anchors", "controller", "train")}
+
+    def defaults_yaml(self) -> str:
+        return yaml.safe_dump(self.defaults, sort_keys=False, default_flow_style=None, width=100)
+
+
+def explain(name: str) -> Explanation:
+    """By name or by the log's number."""
+    method = find_method(name)
+    experiment = resolve({"method": method.name})
+    anchors = ANCHORS[experiment.anchors["name"]]
+    encoder = experiment.encoder if experiment.encoder["name"] == CUSTOM else encoder_spec(experiment.encoder, CLASSES)
+    built = ANCHORS.build(experiment.anchors, CLASSES, int(encoder["dim"]))
+    return Explanation(
+        method,
+        experiment,
+        {term: (weight, TERMS[term].document) for term, weight in experiment.objective.terms.items() if weight},
+        CONTROLLERS[experiment.controller["name"]].document,
+        anchors.document,
+        None if built is None else built.worst_cosine,
+        {spec["name"]: FUSIONS[spec["name"]].summary for spec in experiment.fusions},
+        [REUSED[number] for number in method.numbers if number in REUSED],
+    )
