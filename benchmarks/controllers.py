@@ -1,7 +1,12 @@
-"""What a controller costs: seconds per training step over those of `fixed`, in one run. `python -m benchmarks.controllers`"""
+"""What a controller costs: time per training step over that of `fixed`, in one run.
+
+`python -m benchmarks.controllers`. Steps of all controllers alternate and medians are compared, so that a busy machine
+slows them alike.
+"""
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -12,9 +17,10 @@ from oneflare.client import ClientJob, LocalTraining, build_training
 from oneflare.data import load
 from oneflare.methods.resolve import resolve
 from oneflare.objective import CONTROLLERS
+from oneflare.seeds import torch_generator
 from oneflare.stages import Federation, RunFiles
 
-ROUNDS = 8
+ROUNDS = 80
 GUARDED = {"name": "meta_annealed", "floor": 1e-3, "ceiling": 1e-2, "lambda_max": 50.0}
 
 
@@ -28,6 +34,12 @@ def training(controller: str | dict[str, object], pcgrad: bool, folder: Path) ->
     return build_training(job, federation.client_data(client))
 
 
+def batch(chosen: LocalTraining) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = slice(chosen.train.batch_size)
+    views = chosen.augmentation.two_views(chosen.data.images[rows], torch_generator(0, "benchmark"))
+    return views, chosen.data.labels[rows].repeat(2)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -35,15 +47,17 @@ def main() -> None:
         trainings = {key: training(key, False, folder) for key in CONTROLLERS if key != "none"}
         trainings["meta_annealed, all guards"] = training(GUARDED, False, folder)
         trainings["fixed, pcgrad"] = training("fixed", True, folder)
-        best = dict.fromkeys(trainings, float("inf"))
-        for _ in range(ROUNDS):
+        seconds: dict[str, list[float]] = {key: [] for key in trainings}
+        views, labels = batch(trainings["fixed"])
+        for round_ in range(-5, ROUNDS):  # the first few warm up
             for key, chosen in trainings.items():
-                chosen.epoch = 0
                 started = time.process_time()
-                chosen.run_epoch()
-                best[key] = min(best[key], (time.process_time() - started) / chosen.batches)
-    for key, seconds in best.items():
-        print(f"{key:28} {1e3 * seconds:7.2f} ms per step   {seconds / best['fixed']:.3f} x fixed")
+                chosen.step(views, labels, max(round_, 0) / ROUNDS)
+                if round_ >= 0:
+                    seconds[key].append(time.process_time() - started)
+    middle = {key: statistics.median(values) for key, values in seconds.items()}
+    for key, value in middle.items():
+        print(f"{key:28} {1e3 * value:7.2f} ms per step   {value / middle['fixed']:.3f} x fixed")
 
 
 if __name__ == "__main__":

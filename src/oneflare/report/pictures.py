@@ -69,7 +69,7 @@ def toy_picture(schedule: Schedule, falling: Schedule, title: str, seed: int = 0
 
     wells = TwoWells()
     figure = Figure(figsize=(9.0, 6.0), layout="constrained")
-    panels = figure.subplot_mosaic([["rates", "loss"], ["path", "path"]])
+    panels: Any = figure.subplot_mosaic([["rates", "loss"], ["path", "path"]])
     rates, loss, path = panels["rates"], panels["loss"], panels["path"]
     _draw_schedule(rates, falling, "rates", 1000, color=COLOURS[1], label="falling")
     _draw_schedule(rates, schedule, title, 1000, label="this schedule")
