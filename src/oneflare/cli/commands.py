@@ -152,3 +152,32 @@ def methods(json: Json = False) -> None:
         show.as_json([{"name": m.name, "version": m.version, "summary": m.summary} for m in METHODS.values()])
     else:
         show.methods(METHODS.values())
+
+
+def bench(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the figures go (JSON; curves beside it).")] = Path(
+        "results/bench.json"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes minutes.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 where a target is missed.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure this machine: step overhead, start-up, clients, fusion, upload formats. All as ratios in one run.
+
+    [bold]Example[/bold]
+
+      oneflare bench --quick --out /tmp/bench.json
+    """
+    from oneflare.cli import show
+    from oneflare.report.pictures import growth_picture
+    from oneflare.study.bench.suite import run_suite
+
+    content, targets = run_suite(out, quick=quick, say=lambda text: show.note(f"measuring {text}"))
+    growth_picture(content).savefig(out.with_suffix(".png"), dpi=130)
+    if json:
+        show.as_json(content)
+    else:
+        show.bench(content["machine"], targets)
+        show.line(f"figures: {out}, curves: {out.with_suffix('.png')}")
+    if strict and not all(target.held for target in targets):
+        raise typer.Exit(1)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oneflare.methods.explain import Explanation
     from oneflare.stages import Result
     from oneflare.study import Comparison
+    from oneflare.study.bench.suite import Target
     from oneflare.study.studies import Findings
 
 WIDEST_TABLE = 20
@@ -28,6 +29,10 @@ def console_for(stderr: bool = False) -> Console:
 
 def line(text: str) -> None:
     print(text)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def as_json(content: Any) -> None:
@@ -206,3 +211,19 @@ def findings(content: Findings) -> None:
     for claim in content.claims:
         console.print(f"{'confirmed    ' if claim.holds else 'not confirmed'}  {claim.text}: {claim.evidence}")
     console.print(f"{content.seconds:.0f} s; files: {content.path}, {content.path.with_suffix('.md')}")
+
+
+def bench(machine: dict[str, Any], targets: Iterable[Target]) -> None:
+    console = console_for()
+    console.print(
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, "
+        f"bfloat16 over float32: {machine['bfloat16_speedup']:g} x, load {machine['load_average']:.1f}"
+    )
+    table = Table()
+    for name in ("what", "measured", "at most", ""):
+        table.add_column(name, justify="left" if name in ("what", "") else "right")
+    for target in targets:
+        table.add_row(
+            target.name, f"{target.value:.3f}", f"{target.limit:g}", "" if target.held else "[red]missed[/red]"
+        )
+    console.print(table)

@@ -158,3 +158,31 @@ def _curves(runs: Mapping[str, Traces], column: str, logarithmic: bool) -> list[
 
 def _values(rows: Sequence[Mapping[str, float]], column: str, logarithmic: bool) -> list[float]:
     return [max(row[column], SMALLEST) if logarithmic else row[column] for row in rows]
+
+
+def growth_picture(content: Mapping[str, Any]) -> Any:
+    """Time and memory over clients, images per second over width and over image size."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 7.0), layout="constrained")
+    panels: Any = figure.subplots(2, 2)
+    for key, colour in (("clients_8x8", COLOURS[0]), ("clients_32x32", COLOURS[1])):
+        rows = content.get(key, [])
+        label = key.removeprefix("clients_")
+        clients = [row["clients"] for row in rows]
+        panels[0][0].plot(clients, [row["seconds"] for row in rows], marker="o", color=colour, label=label)
+        memory = [row["peak_memory_bytes"] / 2**20 for row in rows]
+        panels[0][1].plot(clients, memory, marker="o", color=colour, label=label)
+    for panel, title in ((panels[0][0], "seconds, same images"), (panels[0][1], "peak memory, MiB")):
+        panel.set(xscale="log", xlabel="clients", title=title, ylim=(0, None))
+        panel.legend(frameon=False)
+    widths, sizes = content["widths"], content["sizes"]
+    speed = "images_per_second"
+    panels[1][0].plot([row["encoder"]["width"] for row in widths], [row[speed] for row in widths], marker="o")
+    panels[1][0].set(xlabel="width of resnet8 at 32x32", title="images per second, one core", ylim=(0, None))
+    panels[1][1].plot([row["size"] for row in sizes], [row[speed] for row in sizes], marker="o")
+    panels[1][1].set(xlabel="side of the image", title="images per second, one core", yscale="log")
+    for panel in panels.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+    return figure

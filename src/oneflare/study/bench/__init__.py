@@ -1,7 +1,7 @@
 """What the machine makes of it: ratios measured side by side, so that a noisy machine does not matter."""
 
 from oneflare.study.bench.growth import client_growth, fusion_growth, start_up
-from oneflare.study.bench.steps import busy_machine, cohort_gain, controller_cost, machine, step_overhead
+from oneflare.study.bench.steps import busy_machine, cohort_gain, controller_costs, machine, step_overhead
 from oneflare.study.bench.wire import communication
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "client_growth",
     "cohort_gain",
     "communication",
-    "controller_cost",
+    "controller_costs",
     "fusion_growth",
     "machine",
     "start_up",

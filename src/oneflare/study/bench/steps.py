@@ -9,7 +9,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from oneflare.engine import default_workers
 from oneflare.federation import Federation, RunFiles
 from oneflare.methods.resolve import resolve
 from oneflare.nn.hardware import bfloat16_speedup, choose_precision, one_thread
+from oneflare.objective import CONTROLLERS
 from oneflare.seeds import torch_generator
 
 
@@ -190,17 +190,31 @@ def cohort_gain(*, size: int, channels: int, samples: int, clients: int = 32, re
     }
 
 
-def controller_cost(
-    name: str, *, encoder: Mapping[str, Any], size: int, channels: int, batch: int, repeats: int = 15
-) -> float:
-    """Time of a step under a controller over the time under `fixed`."""
+GUARDED = {"name": "meta_annealed", "floor": 1e-3, "ceiling": 1e-2, "lambda_max": 50.0}
+
+
+def controller_costs(*, size: int, channels: int, batch: int, rounds: int = 40) -> dict[str, float]:
+    """Time of a step under every controller over that under `fixed`; their steps alternate."""
+    shape: dict[str, Any] = {"size": size, "channels": channels, "batch": batch}
     with one_thread():
-        draws = torch_generator(0, "bench")
-        steps: list[Callable[[], Any]] = []
-        for controller in (name, "fixed"):
-            training = make_training(
-                encoder, size=size, channels=channels, batch=batch, anchors="etf", controller={"name": controller}
-            )
-            views, labels = training.views(torch.arange(batch), Augmentation.draw(batch, draws))
-            steps.append(partial(training.step, views, labels, 0.5))
-        return interleaved(steps[0], steps[1], repeats)[2]
+        trainings = {
+            name: make_training({"name": "resnet8"}, **shape, controller={"name": name})
+            for name in CONTROLLERS
+            if name != "none"
+        }
+        trainings["meta_annealed, all guards"] = make_training({"name": "resnet8"}, **shape, controller=GUARDED)
+        trainings["fixed, pcgrad"] = make_training(
+            {"name": "resnet8"}, **shape, controller={"name": "fixed"}, objective={"pcgrad": True}
+        )
+        views, labels = trainings["fixed"].views(
+            torch.arange(batch), Augmentation.draw(batch, torch_generator(0, "bench"))
+        )
+        seconds: dict[str, list[float]] = {name: [] for name in trainings}
+        for number in range(-3, rounds):  # the first few warm up
+            for name, training in trainings.items():
+                started = time.process_time()
+                training.step(views, labels, max(number, 0) / rounds)
+                if number >= 0:
+                    seconds[name].append(time.process_time() - started)
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    return {name: value / middle["fixed"] for name, value in middle.items()}
