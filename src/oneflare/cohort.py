@@ -35,7 +35,7 @@ from oneflare.objective import Batch, Pull, local_terms
 from oneflare.seeds import torch_generator
 
 LARGEST_IMAGE = 8
-MOST_SAMPLES = 8
+MOST_SAMPLES = 16
 MOST_CLIENTS = 16
 """The rule's constants, measured: docs/performance.md."""
 

@@ -285,13 +285,20 @@ class Federation:
             "cost": {
                 "train_seconds": sum(summary.train_seconds for summary in summaries),
                 "upload_bytes": sum(upload.file_bytes for upload in uploads),
-                "peak_memory_bytes": _peak_memory_bytes(),
+                "peak_memory_bytes": peak_memory_bytes(),
             },
         }
 
 
-def _peak_memory_bytes() -> int:
+def peak_memory_bytes() -> int:
     """Largest resident size of this process or of any of its workers."""
     unit = 1 if sys.platform == "darwin" else 1024
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return unit * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    return max(_own_peak_bytes(unit), unit * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+
+
+def _own_peak_bytes(unit: int) -> int:
+    try:  # getrusage would count what the process was before it became this program
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

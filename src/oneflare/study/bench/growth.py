@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing as mp
-import resource
-import shutil
+import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,105 +17,78 @@ import torch
 from oneflare.federation import Federation, RunFiles
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all
 from oneflare.methods.resolve import resolve
-from oneflare.nn.hardware import one_thread
 from oneflare.seeds import torch_generator
 from oneflare.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
 from oneflare.upload import read_upload, write_upload
 
 
-def _in_child(work: Callable[[Path], float]) -> dict[str, float]:
-    """Seconds and peak resident memory of some work, in a process of its own."""
-    context = mp.get_context("fork")
-    ours, theirs = context.Pipe()
-
-    def child() -> None:
-        torch.set_num_threads(1)  # a forked process must not meet its parent's thread pool
-        folder = Path(tempfile.mkdtemp(prefix="oneflare-bench-"))
-        try:
-            seconds = work(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        theirs.send({"seconds": seconds, "peak_memory_bytes": 1024 * max(own, workers)})
-
-    process = context.Process(target=child)
-    process.start()
-    theirs.close()
-    outcome: dict[str, float] = ours.recv()
-    process.join()
-    return outcome
+def _in_child(function: str, **arguments: Any) -> dict[str, float]:
+    """Seconds and peak resident memory of one of the functions below, in a fresh interpreter of its own."""
+    code = (
+        "import json, sys, tempfile, torch; from pathlib import Path; torch.set_num_threads(1); "
+        "from oneflare.federation import peak_memory_bytes; "
+        f"from oneflare.study.bench.growth import {function} as work; "
+        "folder = tempfile.TemporaryDirectory(prefix='oneflare-bench-'); "
+        "seconds = work(Path(folder.name), **json.loads(sys.argv[1])); "
+        "print(json.dumps({'seconds': seconds, 'peak_memory_bytes': peak_memory_bytes()}))"
+    )
+    command = [sys.executable, "-c", code, json.dumps(arguments)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, float] = json.loads(outcome.stdout)
+    return result
 
 
-def client_growth(
-    counts: Sequence[int],
-    *,
-    size: int,
-    channels: int,
-    samples: int,
-    epochs: int,
-    batch: int,
-    encoder: Mapping[str, Any],
-) -> list[dict[str, Any]]:
+def client_growth(counts: Sequence[int], **arguments: Any) -> list[dict[str, Any]]:
     """Federations over the same images, divided among ever more clients, from the first to the averaged model.
 
     Asking an ensemble costs one pass per client whatever the server does; `fusion_growth` shows that by itself.
     """
+    return [
+        {"clients": clients, **arguments, **_in_child("train_once", clients=clients, **arguments)} for clients in counts
+    ]
+
+
+def train_once(
+    folder: Path, *, clients: int, size: int, channels: int, samples: int, epochs: int, batch: int, encoder: Any
+) -> float:
     dataset = random_dataset(size, channels, samples)
     dataset = dataclasses.replace(dataset, test=dataset.test.take(torch.arange(100)))
-    rows = []
-    for clients in counts:
-        experiment = resolve(
-            {
-                "method": "flare",
-                "encoder": dict(encoder),
-                "partition": {"kind": "iid", "clients": clients},
-                "train": {"epochs": epochs, "batch_size": batch, "snapshots": 0},
-                "fusions": "average",
-            }
-        )
-
-        def work(folder: Path, experiment: Any = experiment) -> float:
-            started = time.perf_counter()
-            run_experiment(experiment, folder / "run", dataset=dataset)
-            return time.perf_counter() - started
-
-        rows.append({"clients": clients, "samples": samples, "epochs": epochs, "batch": batch, **_in_child(work)})
-    return rows
+    experiment = resolve(
+        {
+            "method": "flare",
+            "encoder": encoder,
+            "partition": {"kind": "iid", "clients": clients},
+            "train": {"epochs": epochs, "batch_size": batch, "snapshots": 0},
+            "fusions": "average",
+        }
+    )
+    started = time.perf_counter()
+    run_experiment(experiment, folder / "run", dataset=dataset)
+    return time.perf_counter() - started
 
 
-def fusion_growth(counts: Sequence[int], *, encoder: Mapping[str, Any], images: int = 256) -> list[dict[str, Any]]:
+def fusion_growth(counts: Sequence[int], **arguments: Any) -> list[dict[str, Any]]:
     """Fusing and asking ever more uploads."""
+    return [{"uploads": number, **arguments, **_in_child("fuse_once", number=number, **arguments)} for number in counts]
+
+
+def fuse_once(folder: Path, *, number: int, encoder: Any, images: int = 256) -> float:
     dataset = random_dataset(32, 3, images)
-    settings = {"encoder": dict(encoder), "partition": {"kind": "iid", "clients": 2}}
-    federation = Federation.build(resolve(settings), RunFiles(Path("unused")), dataset, None, None)
-    rows = []
-    for number in counts:
-
-        def work(folder: Path, number: int = number) -> float:
-            network = federation.template()
-            generator = torch_generator(0, "fusion benchmark")
-            uploads = []
-            for client in range(number):
-                with torch.no_grad():
-                    for parameter in network.parameters():
-                        parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
-                path = folder / f"{client}.safetensors"
-                write_upload(path, network, federation.contract, client=client, counts=torch.ones(10).long(), epoch=1)
-                uploads.append(path)
-            started = time.perf_counter()
-            with one_thread():
-                read = tuple(read_upload(path, federation.contract) for path in uploads)
-                several = UploadSet(read, federation.contract, network)
-                models = {
-                    name: build_fusion({"name": name}).fuse(several) for name in ("average", "count_prototypes", "iffi")
-                }
-                logits_of_all(models, dataset.test.images)
-            return time.perf_counter() - started
-
-        rows.append({"uploads": number, "images": images, **_in_child(work)})
-    return rows
+    settings = {"encoder": encoder, "partition": {"kind": "iid", "clients": 2}}
+    federation = Federation.build(resolve(settings), RunFiles(folder), dataset, None, None)
+    network, generator = federation.template(), torch_generator(0, "fusion benchmark")
+    paths = [folder / f"{client}.safetensors" for client in range(number)]
+    for client, path in enumerate(paths):
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
+        write_upload(path, network, federation.contract, client=client, counts=torch.ones(10).long(), epoch=1)
+    started = time.perf_counter()
+    uploads = UploadSet(tuple(read_upload(path, federation.contract) for path in paths), federation.contract, network)
+    names = ("average", "count_prototypes", "iffi")
+    logits_of_all({name: build_fusion({"name": name}).fuse(uploads) for name in names}, dataset.test.images)
+    return time.perf_counter() - started
 
 
 def start_up(repeats: int = 3) -> dict[str, float]:

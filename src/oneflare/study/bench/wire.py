@@ -17,6 +17,7 @@ from oneflare.fusion import FUSIONS, UploadSet, build_fusion, logits_of_all
 from oneflare.methods.resolve import resolve
 from oneflare.nn.hardware import one_thread
 from oneflare.stages import run_experiment
+from oneflare.study.bench.steps import random_dataset
 from oneflare.upload import read_upload, write_upload
 
 FORMATS = ("float32", "bfloat16", "int8")
@@ -48,6 +49,7 @@ def communication(
     exact = accuracy["float32"]
     return {
         "seeds": seeds,
+        "int8_over_float32": size_ratios(),
         "formats": {
             kind: {
                 "bytes": statistics.fmean(sizes[kind]),
@@ -65,6 +67,24 @@ def communication(
             for kind in FORMATS
         },
     }
+
+
+def size_ratios() -> dict[str, float]:
+    """File size of an int8 upload over a float32 one, for encoders of several sizes."""
+    ratios = {}
+    for name, width in (("resnet8", 16), ("resnet8", 32), ("resnet18", 64)):
+        experiment = resolve({"encoder": {"name": name, "width": width}, "partition.kind": "iid", "clients": 2})
+        dataset = random_dataset(32, 3, 20)
+        federation = Federation.build(experiment, RunFiles(Path("unused")), dataset, None, None)
+        network, sizes = federation.template(), []
+        with tempfile.TemporaryDirectory() as folder:
+            for kind in ("int8", "float32"):
+                path = Path(folder) / kind
+                counts = torch.ones(10).long()
+                write_upload(path, network, federation.contract, client=0, counts=counts, epoch=1, dtype=kind)
+                sizes.append(path.stat().st_size)
+        ratios[f"{name} width {width}"] = sizes[0] / sizes[1]
+    return ratios
 
 
 def _resend(sent: UploadSet, kind: str, folder: Path) -> UploadSet:
