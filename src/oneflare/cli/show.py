@@ -202,7 +202,7 @@ def findings(content: Findings) -> None:
     for block in content.blocks:
         table = Table(title=block.title, title_justify="left", title_style="bold")
         for column, name in enumerate(block.columns):
-            table.add_column(name, justify="left" if column == 0 else "right")
+            table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
         for row in block.rows:
             table.add_row(*row)
         console.print(table)

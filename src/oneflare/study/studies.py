@@ -59,6 +59,8 @@ class Findings:
     seeds: int
     seconds: float
     """of this call; runs that were there already cost nothing"""
+    train_seconds: float
+    """of all clients of all runs, whenever they were trained"""
     blocks: tuple[Table, ...]
     claims: tuple[Claim, ...]
     runs: dict[str, list[str]]
@@ -66,11 +68,16 @@ class Findings:
 
     def to_dict(self) -> dict[str, Any]:
         content = asdict(self)
-        content.pop("path")
+        for key in ("path", "seconds"):
+            content.pop(key)
         return content
 
     def to_markdown(self) -> str:
-        lines = [f"# Study: {self.study}", "", f"{self.seeds} seeds, paired partitions."]
+        lines = [
+            f"# Study: {self.study}",
+            "",
+            f"{self.seeds} seeds, paired partitions; {self.train_seconds:.0f} s of training over all clients.",
+        ]
         for block in self.blocks:
             lines += ["", f"## {block.title}", "", "| " + " | ".join(block.columns) + " |"]
             lines += ["|" + "---|" * len(block.columns)]
@@ -108,7 +115,7 @@ def run_study(
     claims: list[Claim] = []
     runs: dict[str, list[str]] = {}
     settings: dict[str, Any] = {}
-    data = ""
+    data, train_seconds = "", 0.0
     for block in study.blocks:
         comparison = _compare(study, block, layer, seeds, observer)
         data = resolve(block.settings, layer, {"method": block.methods[0]}).data.name
@@ -116,12 +123,14 @@ def run_study(
         claims += [claim(comparison) for claim in block.claims]
         for method, results in comparison.results.items():
             runs[f"{block.name}/{method}"] = [str(result.folder) for result in results]
+            train_seconds += sum(result.content["cost"]["train_seconds"] for result in results)
         settings[block.name] = merge(block.settings, layer)
     findings = Findings(
         study.name,
         folder / study.name / f"{data}.json",
         seeds,
         time.monotonic() - started,
+        train_seconds,
         tuple(tables),
         tuple(claims),
         runs,
