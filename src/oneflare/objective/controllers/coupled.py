@@ -44,7 +44,7 @@ class UncertaintyCoupled(SigmaController):
       = L_l + raw a(p) L_a + [s_l] (log s_l + log s_a)   for the weights;  [.] is detached;  raw = s_l/s_a
 
     Equilibrium: s_l = L_l, s_a = a(p) L_a, so raw rises as a(p) falls and raw a(p) stays where it was.
-    The factor 2 [s_l] is in the sigmas' gradient too, which is why the default `sigma_lr` is a tenth of other rules'.
+    The factor 2 [s_l] is in the sigmas' gradient too, which is why the default `sigma_lr` is smaller than other rules'.
     `as_written` takes the short form of the same loss at its word, L = L_l + raw a(p) L_a + (log s_l + log s_a)/2 with
     every gradient let through: then d log raw / dt = -2 raw a(p) L_a, and raw can only fall.
     """
