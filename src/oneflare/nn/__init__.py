@@ -1,16 +1,21 @@
-"""Networks: encoders, the prototype head, and the anchors that prototypes are pulled toward."""
+"""Networks: encoders, the prototype head, anchors that prototypes are pulled toward, and fixed feature maps."""
 
 from oneflare.nn.anchors import ANCHORS, build_anchors, simplex_etf
 from oneflare.nn.encoders import ENCODERS, build_encoder, encoder_spec
+from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_map_spec
 from oneflare.nn.network import PrototypeNetwork, initial_network
 
 __all__ = [
     "ANCHORS",
     "ENCODERS",
+    "FEATURE_MAPS",
+    "FeatureMap",
     "PrototypeNetwork",
     "build_anchors",
     "build_encoder",
+    "build_feature_map",
     "encoder_spec",
+    "feature_map_spec",
     "initial_network",
     "simplex_etf",
 ]
