@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,17 +19,21 @@ import torch
 from torch import Tensor, nn
 
 from oneflare.config import Experiment, ObjectiveConfig, TrainConfig
-from oneflare.data import Augmentation, ClientData
+from oneflare.data import Augmentation, ClientData, Split, prepare
 from oneflare.errors import RunError, TrainingError
 from oneflare.files import load_state, read_json, save_state, write_json, write_text
-from oneflare.nn import PrototypeNetwork, build_anchors, initial_network
+from oneflare.nn import PrototypeNetwork, build_anchors, build_feature_map, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision, one_thread
 from oneflare.objective import Batch, ClientFacts, Controller, align, build_controller, local_terms
 from oneflare.schedules import build_schedule
 from oneflare.seeds import torch_generator
-from oneflare.upload import Contract, write_upload
+from oneflare.statistics import measure, pack, privatise
+from oneflare.upload import KNOWN, Contract, write_upload
 
 EpochObserver = Callable[[int, dict[str, float]], None]
+
+CALIBRATION_BATCH = 256
+TRUST: tuple[float, ...] = (0.0, *(2.0 ** (e / 4) for e in range(-16, 17)))
 
 
 @dataclass(frozen=True)
@@ -253,7 +258,7 @@ def train_client(job: ClientJob, data: ClientData, observe: EpochObserver | None
     else:
         try:
             with one_thread():
-                summary = _train(job, data, files, observe, held)
+                summary = (_train if job.experiment.trains else _measure)(job, data, files, observe, held)
         except TrainingError as error:
             summary = ClientSummary(status="failed", reason=str(error), **held)
     write_json(files.summary, summary.to_dict())
@@ -266,7 +271,9 @@ def train_client(job: ClientJob, data: ClientData, observe: EpochObserver | None
 def _train(
     job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochObserver | None, held: dict[str, int]
 ) -> ClientSummary:
-    training = build_training(job, data)
+    kept, held_out = hold_out(data, job.experiment.train.holdout, (job.experiment.seed, job.client))
+    training = build_training(job, kept)
+    statistics = client_statistics(job, data)
     trace: list[dict[str, float]] = []
     seconds_before = 0.0
     if files.checkpoint.exists():
@@ -282,7 +289,7 @@ def _train(
         if observe is not None:
             observe(training.epoch, row)
         if training.epoch in snapshots:
-            _write_upload(files.snapshot(training.epoch), job, training, data)
+            _write_upload(files.snapshot(training.epoch), job, data, statistics, training, held_out)
         now = time.monotonic()
         if training.epoch < config.epochs and now - saved >= config.checkpoint_seconds:
             state = {
@@ -294,7 +301,7 @@ def _train(
             saved = time.monotonic()
     seconds = seconds_before + time.monotonic() - started
     write_text(files.trace, "".join(json.dumps(row) + "\n" for row in trace))
-    _write_upload(files.upload, job, training, data)
+    _write_upload(files.upload, job, data, statistics, training, held_out)
     return ClientSummary(
         status="trained",
         train_seconds=seconds,
@@ -306,17 +313,106 @@ def _train(
     )
 
 
-def _write_upload(path: Path, job: ClientJob, training: LocalTraining, data: ClientData) -> None:
+def _measure(
+    job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochObserver | None, held: dict[str, int]
+) -> ClientSummary:
+    """The upload of a client that trains nothing."""
+    del observe
+    started = time.monotonic()
+    _write_upload(files.upload, job, data, client_statistics(job, data))
+    return ClientSummary(
+        status="trained",
+        train_seconds=time.monotonic() - started,
+        upload_bytes=files.upload.stat().st_size,
+        **held,  # type: ignore[arg-type]
+    )
+
+
+def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | None:
+    """The packed statistics of a client's images, noised if the federation agreed on that; None if it sends none."""
+    plan = job.contract.statistics
+    if plan is None:
+        return None
+    image, classes = job.contract.image, len(job.contract.classes)
+    features = build_feature_map(plan.feature_map, image.channels, image.size)
+    statistics = measure(features, data.images, data.labels, classes, plan.privacy.clip if plan.privacy else None)
+    if plan.privacy is not None:
+        seed = job.experiment.upload.statistics_noise_seed
+        generator = torch_generator(secrets.randbits(62) if seed is None else seed, job.client, "statistics noise")
+        statistics = privatise(statistics, plan.privacy, generator)
+    return pack(statistics, plan.dtype)
+
+
+def hold_out(data: ClientData, share: float, stream: tuple[int, int]) -> tuple[ClientData, ClientData | None]:
+    """What a client trains on, and the part of each class that it keeps back; None if nothing is kept back."""
+    order = torch.randperm(len(data), generator=torch_generator(*stream, "hold-out"))
+    labels = data.labels[order]
+    held = torch.zeros(len(data), dtype=torch.bool)
+    for label in labels.unique():
+        rows = (labels == label).nonzero().squeeze(1)
+        held[rows[: int(share * len(rows))]] = True
+    if not bool(held.any()):
+        return data, None
+    kept, back = (
+        ClientData.of(Split(data.images[rows], data.labels[rows]), len(data.counts))
+        for rows in (order[~held].sort().values, order[held].sort().values)
+    )
+    return kept, back
+
+
+@torch.no_grad()
+def calibrate(network: PrototypeNetwork, counts: Tensor, held_out: ClientData, contract: Contract) -> float:
+    """How far a client's log-likelihood ratios L_c = z.P_c - log n_c may be trusted: beta for softmax(beta L).
+
+    Over the classes it knows (`KNOWN` images), each with equal weight: the smallest beta whose cross-entropy on the
+    images kept back is within one standard error of the best, because trusting a network too much costs more than
+    trusting it too little. 0 means that it has no say.
+
+    counts: `(C,)` images of each class
+    """
+    known = counts >= KNOWN
+    rows = known[held_out.labels]
+    if int(known.sum()) < 2 or not bool(rows.any()):
+        return 0.0
+    images, labels = held_out.images[rows], (known.cumsum(0) - 1)[held_out.labels[rows]]
+    network.eval()
+    parts = images.to(network.prototypes.device).split(CALIBRATION_BATCH)
+    features = torch.cat([network(prepare(part, contract.image)) for part in parts])
+    ratios = (features @ network.prototypes[known].T).cpu().double() - counts[known].double().log()
+    weights = 1 / torch.bincount(labels)[labels].double()
+    weights = weights / weights.sum()
+    losses = torch.stack([nn.functional.cross_entropy(beta * ratios, labels, reduction="none") for beta in TRUST])
+    excess = losses - losses[int((losses @ weights).argmin())]  # (betas, images)
+    mean = excess @ weights
+    error = ((weights * (excess - mean[:, None])) ** 2).sum(1).sqrt()
+    return TRUST[int((mean <= error).int().argmax())]
+
+
+def _write_upload(
+    path: Path,
+    job: ClientJob,
+    data: ClientData,
+    statistics: Mapping[str, Tensor] | None,
+    training: LocalTraining | None = None,
+    held_out: ClientData | None = None,
+) -> None:
     upload = job.experiment.upload
+    trust = None
+    if training is not None and job.experiment.train.holdout > 0:
+        trust = 0.0
+        if held_out is not None:
+            trust = calibrate(training.network, data.counts, held_out, job.contract)
     write_upload(
         path,
-        training.network,
+        None if training is None else training.network,
         job.contract,
         client=job.client,
         counts=data.counts,
-        epoch=training.epoch,
+        epoch=0 if training is None else training.epoch,
         seed=job.experiment.seed,
         counts_mode=upload.counts,
         counts_epsilon=upload.counts_epsilon,
         dtype=upload.dtype,
+        statistics=statistics,
+        trust=trust,
     )

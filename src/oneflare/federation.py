@@ -25,8 +25,10 @@ from oneflare.files import read_json, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
 from oneflare.metrics import diagnose, score
 from oneflare.metrics.diagnostics import FeatureSummary
-from oneflare.nn import PrototypeNetwork, encoder_spec, initial_network
+from oneflare.nn import PrototypeNetwork, build_feature_map, encoder_spec, feature_map_spec, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision
+from oneflare.privacy import Privacy
+from oneflare.statistics import Plan
 from oneflare.upload import Contract, Upload, read_upload
 
 
@@ -105,6 +107,8 @@ class Federation:
             anchors=experiment.anchors,
             image=dataset.image,
             classes=dataset.classes,
+            statistics=_plan(experiment, dataset),
+            deep=experiment.trains,
         )
         return cls(experiment, files, dataset, partition, contract, encoder)
 
@@ -149,7 +153,7 @@ class Federation:
             observer.epoch(client, message[0], message[1], sizes[client])
 
         def done(client: int, summary: ClientSummary) -> None:
-            observer.client_done(summary, sizes[client] * self.experiment.train.epochs)
+            observer.client_done(summary, sizes[client] * self.experiment.epochs)
             if summary.status == "failed":
                 observer.warn(f"client {client} is left out: {summary.reason}")
             elif summary.status == "empty":
@@ -181,7 +185,7 @@ class Federation:
             return
         observer.stage(f"fusing {len(uploads)} uploads in {len(missing)} ways")
         clients = [upload.client for upload in uploads]
-        epochs = snapshot_epochs(self.experiment.train.epochs, self.experiment.train.snapshots)
+        epochs = snapshot_epochs(self.experiment.epochs, self.experiment.train.snapshots)
 
         def work(epoch: int | None, report: Any) -> dict[str, Any]:
             del report
@@ -196,7 +200,7 @@ class Federation:
             history = [
                 {"epoch": epoch, "accuracy": outcome[name]} for epoch, outcome in zip(epochs, outcomes[1:], strict=True)
             ]
-            history.append({"epoch": self.experiment.train.epochs, "accuracy": final[name]["accuracy"]})
+            history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
             write_json(self.files.metrics(name), final[name] | {"history": history})
 
     def _evaluate(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet) -> dict[str, dict[str, Any]]:
@@ -208,7 +212,7 @@ class Federation:
             models[spec["name"]] = build_fusion(spec).fuse(uploads)
             seconds[spec["name"]] = time.monotonic() - started
         probe = FeatureSummary(uploads.size_weights.float())
-        fresh = not self.files.diagnostics.exists()
+        fresh = self.contract.deep and not self.files.diagnostics.exists()
         asked = dict(models)
         if fresh:
             asked["·"] = build_fusion({"name": "feature_mean"}).fuse(uploads)  # streams every encoder for the probe
@@ -258,12 +262,12 @@ class Federation:
                 "digest": experiment.partition_digest(),
             },
             "encoder": self.contract.encoder,
-            "epochs": experiment.train.epochs,
+            "epochs": experiment.epochs,
             "device": device.type,
             "precision": str(precision).removeprefix("torch."),
             "headline": experiment.fusions[0]["name"],
             "fusions": {spec["name"]: read_json(self.files.metrics(spec["name"])) for spec in experiment.fusions},
-            "diagnostics": read_json(self.files.diagnostics),
+            "diagnostics": read_json(self.files.diagnostics) if self.contract.deep else None,
             "clients": [summary.to_dict() for summary in summaries],
             "fused_clients": [upload.client for upload in uploads],
             "cost": {
@@ -272,6 +276,20 @@ class Federation:
                 "peak_memory_bytes": _peak_memory_bytes(),
             },
         }
+
+
+def _plan(experiment: Experiment, dataset: Dataset) -> Plan | None:
+    """What the statistics of this federation are."""
+    if experiment.analytic["name"] == "none":
+        return None
+    flip = dataset.flip if experiment.augment.flip is None else experiment.augment.flip
+    spec = feature_map_spec(experiment.analytic, flip)
+    features = build_feature_map(spec, dataset.image.channels, dataset.image.size)
+    upload = experiment.upload
+    privacy = None
+    if upload.statistics_epsilon is not None:
+        privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
+    return Plan(spec, features.fingerprint(), features.dim, upload.statistics_dtype, privacy)
 
 
 def _peak_memory_bytes() -> int:

@@ -23,6 +23,7 @@ class Method:
 ALL_TERMS = {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation": 1.0}
 CLASSIFY = {"terms": {"cls": 1.0}}
 FAFI = {"terms": ALL_TERMS}
+STATISTICS = {"name": "random_conv"}
 SERVERS = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
 
 
@@ -83,6 +84,25 @@ METHODS: dict[str, Method] = {
                 "anchors": {"name": "etf"},
                 "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
                 "fusions": _first("count_prototypes"),
+            },
+        ),
+        Method(
+            "analytic",
+            "no training: statistics of fixed random features added up and solved, the same for every split",
+            "ours",
+            {"objective": {"terms": {}}, "analytic": STATISTICS, "fusions": ["analytic"]},
+        ),
+        Method(
+            "flare_analytic",
+            "FLARE and statistics in one upload: the analytic posterior, corrected by what each client knows",
+            "ours",
+            {
+                "objective": FAFI,
+                "anchors": {"name": "etf"},
+                "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
+                "analytic": STATISTICS,
+                "train": {"holdout": 0.1, "snapshots": 0},
+                "fusions": ["flare_analytic", "analytic", *SERVERS],
             },
         ),
     )
