@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,19 +20,23 @@ import torch
 from torch import Tensor, nn
 
 from oneflare.config import Experiment, ObjectiveConfig, TrainConfig
-from oneflare.data import Augmentation, ClientData
+from oneflare.data import Augmentation, ClientData, Split, prepare
 from oneflare.errors import RunError, TrainingError
 from oneflare.files import load_state, read_json, save_state, write_json, write_text
-from oneflare.nn import PrototypeNetwork, Target, build_target, initial_network
+from oneflare.nn import PrototypeNetwork, Target, build_feature_map, build_target, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision, one_thread
 from oneflare.objective import Batch, ClientFacts, Controller, Pull, build_controller, local_terms
 from oneflare.optim import SGD, Thermostat, largest_curvature, scaled_rate, stable_rate
 from oneflare.schedules import build_schedule, peak, restart_steps
 from oneflare.seeds import torch_generator
-from oneflare.upload import Contract, write_upload
+from oneflare.statistics import measure, pack, privatise
+from oneflare.upload import KNOWN, Contract, write_upload
 
 DIVERGED = "the loss became NaN or infinite in epoch {epoch}; lower train.lr or train.clip"
 EpochObserver = Callable[[int, dict[str, float]], None]
+
+CALIBRATION_BATCH = 256
+TRUST: tuple[float, ...] = (0.0, *(2.0 ** (e / 4) for e in range(-16, 17)))
 
 
 @dataclass(frozen=True)
@@ -289,7 +294,7 @@ def train_client(job: ClientJob, data: ClientData, observe: EpochObserver | None
     else:
         try:
             with one_thread():
-                summary = _train(job, data, files, observe)
+                summary = _train(job, data, files, observe) if job.experiment.trains else _measure(job, data, files)
         except TrainingError as error:
             summary = ClientSummary(job.client, "failed", len(data), data.classes, str(error))
     write_json(files.summary, summary.to_dict())
@@ -300,7 +305,9 @@ def train_client(job: ClientJob, data: ClientData, observe: EpochObserver | None
 
 
 def _train(job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochObserver | None) -> ClientSummary:
-    training = build_training(job, data)
+    kept, held_out = hold_out(data, job.experiment.train.holdout, (job.experiment.seed, job.client))
+    training = build_training(job, kept)
+    companions = Companions(client_statistics(job, data), held_out)
     trace: list[dict[str, float]] = []
     seconds_before = 0.0
     stable = training.stable_lr() if job.experiment.train.check_lr else None
@@ -317,7 +324,7 @@ def _train(job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochO
         if observe is not None:
             observe(training.epoch, row)
         if training.epoch in snapshots:
-            send(files.snapshot(training.epoch), job, training.network, data, training.epoch)
+            send(files.snapshot(training.epoch), job, training.network, data, training.epoch, companions)
         now = time.monotonic()
         if training.epoch < config.epochs and now - saved >= config.checkpoint_seconds:
             state = {
@@ -328,7 +335,7 @@ def _train(job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochO
             save_state(files.checkpoint, state)
             saved = time.monotonic()
     seconds = seconds_before + time.monotonic() - started
-    summary = finish_client(job, files, training.network, data, trace, seconds)
+    summary = finish_client(job, files, training.network, data, trace, seconds, companions)
     return replace(summary, peak_lr=training.peak_lr, stable_lr=stable)
 
 
@@ -339,10 +346,11 @@ def finish_client(
     data: ClientData,
     trace: list[dict[str, float]],
     seconds: float,
+    companions: Companions | None = None,
 ) -> ClientSummary:
     """Write trace and upload of a trained client; the summary is left to the caller, because it marks completion."""
     write_text(files.trace, "".join(json.dumps(row) + "\n" for row in trace))
-    send(files.upload, job, network, data, int(trace[-1]["epoch"]))
+    send(files.upload, job, network, data, int(trace[-1]["epoch"]), companions)
     return ClientSummary(
         client=job.client,
         status="trained",
@@ -357,9 +365,106 @@ def finish_client(
     )
 
 
-def send(path: Path, job: ClientJob, network: PrototypeNetwork, data: ClientData, epoch: int) -> None:
+@dataclass(frozen=True)
+class Companions:
+    """What an upload may hold beside the network."""
+
+    statistics: Mapping[str, Tensor] | None = None
+    """packed"""
+    held_out: ClientData | None = None
+    """kept back from training, to calibrate the network"""
+
+
+def _measure(job: ClientJob, data: ClientData, files: ClientFiles) -> ClientSummary:
+    """The upload of a client that trains nothing."""
+    started = time.monotonic()
+    send(files.upload, job, None, data, 0, Companions(client_statistics(job, data)))
+    return ClientSummary(
+        client=job.client,
+        status="trained",
+        samples=len(data),
+        classes=data.classes,
+        train_seconds=time.monotonic() - started,
+        upload_bytes=files.upload.stat().st_size,
+    )
+
+
+def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | None:
+    """The packed statistics of a client's images, noised if the federation agreed on that; None if it sends none."""
+    plan = job.contract.statistics
+    if plan is None:
+        return None
+    image, classes = job.contract.image, len(job.contract.classes)
+    features = build_feature_map(plan.feature_map, image.channels, image.size)
+    statistics = measure(features, data.images, data.labels, classes, plan.privacy.clip if plan.privacy else None)
+    if plan.privacy is not None:
+        seed = job.experiment.upload.statistics_noise_seed
+        generator = torch_generator(secrets.randbits(62) if seed is None else seed, job.client, "statistics noise")
+        statistics = privatise(statistics, plan.privacy, generator)
+    return pack(statistics, plan.dtype)
+
+
+def hold_out(data: ClientData, share: float, stream: tuple[int, int]) -> tuple[ClientData, ClientData | None]:
+    """What a client trains on, and the part of each class that it keeps back; None if nothing is kept back."""
+    order = torch.randperm(len(data), generator=torch_generator(*stream, "hold-out"))
+    labels = data.labels[order]
+    held = torch.zeros(len(data), dtype=torch.bool)
+    for label in labels.unique():
+        rows = (labels == label).nonzero().squeeze(1)
+        held[rows[: int(share * len(rows))]] = True
+    if not bool(held.any()):
+        return data, None
+    kept, back = (
+        ClientData.of(Split(data.images[rows], data.labels[rows]), len(data.counts))
+        for rows in (order[~held].sort().values, order[held].sort().values)
+    )
+    return kept, back
+
+
+@torch.no_grad()
+def calibrate(network: PrototypeNetwork, counts: Tensor, held_out: ClientData, contract: Contract) -> float:
+    """How far a client's log-likelihood ratios L_c = z.P_c - log n_c may be trusted: beta for softmax(beta L).
+
+    Over the classes it knows (`KNOWN` images), each with equal weight: the smallest beta whose cross-entropy on the
+    images kept back is within one standard error of the best, because trusting a network too much costs more than
+    trusting it too little. 0 means that it has no say.
+
+    counts: `(C,)` images of each class
+    """
+    known = counts >= KNOWN
+    rows = known[held_out.labels]
+    if int(known.sum()) < 2 or not bool(rows.any()):
+        return 0.0
+    images, labels = held_out.images[rows], (known.cumsum(0) - 1)[held_out.labels[rows]]
+    network.eval()
+    parts = images.to(network.prototypes.device).split(CALIBRATION_BATCH)
+    features = torch.cat([network(prepare(part, contract.image)) for part in parts])
+    ratios = (features @ network.prototypes[known].T).cpu().double() - counts[known].double().log()
+    weights = 1 / torch.bincount(labels)[labels].double()
+    weights = weights / weights.sum()
+    losses = torch.stack([nn.functional.cross_entropy(beta * ratios, labels, reduction="none") for beta in TRUST])
+    excess = losses - losses[int((losses @ weights).argmin())]  # (betas, images)
+    mean = excess @ weights
+    error = ((weights * (excess - mean[:, None])) ** 2).sum(1).sqrt()
+    return TRUST[int((mean <= error).int().argmax())]
+
+
+def send(
+    path: Path,
+    job: ClientJob,
+    network: PrototypeNetwork | None,
+    data: ClientData,
+    epoch: int,
+    companions: Companions | None = None,
+) -> None:
     """Write the client's message, with what its switches let out."""
+    companions = companions or Companions()
     upload = job.experiment.upload
+    trust = None
+    if network is not None and job.experiment.train.holdout > 0:
+        trust = 0.0
+        if companions.held_out is not None:
+            trust = calibrate(network, data.counts, companions.held_out, job.contract)
     write_upload(
         path,
         network,
@@ -371,4 +476,6 @@ def send(path: Path, job: ClientJob, network: PrototypeNetwork, data: ClientData
         counts_mode=upload.counts,
         counts_epsilon=upload.counts_epsilon,
         dtype=upload.dtype,
+        statistics=companions.statistics,
+        trust=trust,
     )

@@ -122,6 +122,7 @@ class TrainConfig(Section):
     )
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
+    holdout: float = Field(0.0, ge=0, lt=1, description="part of a client's images kept back to calibrate its model")
     snapshots: int = Field(4, ge=0, description="moments before the end at which fusion is simulated")
     cohort: int | None = Field(None, ge=1, description="most clients trained as one batch of models; default: a rule")
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -135,6 +136,15 @@ class UploadConfig(Section):
     counts: Literal["exact", "noised", "withheld"] = "exact"
     counts_epsilon: float = Field(1.0, gt=0, description="privacy budget of noised counts")
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    statistics_dtype: Literal["float32", "int16"] = "float32"
+    statistics_epsilon: float | None = Field(
+        None, gt=0, description="privacy budget of noised statistics; default: exact"
+    )
+    statistics_delta: float = Field(1e-5, gt=0, lt=1)
+    statistics_clip: float = Field(1.0, gt=0, description="largest norm of an image's features in noised statistics")
+    statistics_noise_seed: int | None = Field(
+        None, ge=0, description="for simulations only; default: the operating system's randomness"
+    )
 
 
 class Experiment(Section):
@@ -148,6 +158,7 @@ class Experiment(Section):
     objective: ObjectiveConfig = ObjectiveConfig()
     anchors: Component = {"name": "none"}
     controller: Component = {"name": "none"}
+    analytic: Component = {"name": "none"}
     train: TrainConfig = TrainConfig()
     upload: UploadConfig = UploadConfig()
     fusions: Components = ({"name": "feature_mean"},)
@@ -169,6 +180,15 @@ class Experiment(Section):
         elif self.train.epochs == 1:
             object.__setattr__(self, "train", self.train.model_copy(update={"snapshots": 0}))
         return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients train a network; without a loss term they only measure statistics."""
+        return any(self.objective.terms.values())
+
+    @property
+    def epochs(self) -> int:
+        return self.train.epochs if self.trains else 0
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

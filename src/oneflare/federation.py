@@ -25,8 +25,17 @@ from oneflare.errors import RunError, UploadError
 from oneflare.files import read_json, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
 from oneflare.metrics import diagnose, score
-from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, initial_network
+from oneflare.nn import (
+    ANCHORS,
+    PrototypeNetwork,
+    build_feature_map,
+    encoder_spec,
+    feature_map_spec,
+    initial_network,
+)
 from oneflare.nn.hardware import choose_device, choose_precision
+from oneflare.privacy import Privacy
+from oneflare.statistics import Plan
 from oneflare.upload import Contract, Upload, read_upload
 
 
@@ -105,6 +114,8 @@ class Federation:
             anchors=experiment.anchors,
             image=dataset.image,
             classes=dataset.classes,
+            statistics=_plan(experiment, dataset),
+            deep=experiment.trains,
         )
         return cls(experiment, files, dataset, partition, contract, encoder)
 
@@ -142,9 +153,10 @@ class Federation:
 
     def train(self, observer: Observer) -> list[ClientSummary]:
         """Every client on its own data; small ones share a batch of models."""
-        sizes, epochs = self.partition.sizes, self.experiment.train.epochs
+        sizes, epochs = self.partition.sizes, self.experiment.epochs
         train = self.experiment.train
-        alone = self.on_gpu or self.encoder is not None or train.thermostat or train.check_lr
+        more = train.thermostat or train.check_lr or train.holdout or self.contract.statistics is not None
+        alone = self.on_gpu or self.encoder is not None or more or not self.experiment.trains
         together = 1 if alone else train.cohort
         groups = cohorts(sizes, self.dataset.image.size, together)
 
@@ -201,7 +213,7 @@ class Federation:
             return
         observer.stage(f"fusing {len(uploads)} uploads in {len(missing)} ways")
         clients = [upload.client for upload in uploads]
-        epochs = snapshot_epochs(self.experiment.train.epochs, self.experiment.train.snapshots)
+        epochs = snapshot_epochs(self.experiment.epochs, self.experiment.train.snapshots)
 
         def work(epoch: int | None, report: Any) -> dict[str, Any]:
             del report
@@ -216,7 +228,7 @@ class Federation:
             history = [
                 {"epoch": epoch, "accuracy": outcome[name]} for epoch, outcome in zip(epochs, outcomes[1:], strict=True)
             ]
-            history.append({"epoch": self.experiment.train.epochs, "accuracy": final[name]["accuracy"]})
+            history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
             write_json(self.files.metrics(name), final[name] | {"history": history})
 
     def _evaluate(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet) -> dict[str, dict[str, Any]]:
@@ -228,7 +240,7 @@ class Federation:
             models[spec["name"]] = build_fusion(spec).fuse(uploads)
             seconds[spec["name"]] = time.monotonic() - started
         logits = logits_of_all(models, test.images)
-        if not self.files.diagnostics.exists():
+        if self.contract.deep and not self.files.diagnostics.exists():
             write_json(self.files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
         outcome = {}
         for name, model in models.items():
@@ -274,12 +286,12 @@ class Federation:
             },
             "encoder": self.contract.encoder,
             "anchors": {**self.contract.anchors, "worst_cosine": self.worst_cosine},
-            "epochs": experiment.train.epochs,
+            "epochs": experiment.epochs,
             "device": device.type,
             "precision": str(precision).removeprefix("torch."),
             "headline": experiment.fusions[0]["name"],
             "fusions": {spec["name"]: read_json(self.files.metrics(spec["name"])) for spec in experiment.fusions},
-            "diagnostics": read_json(self.files.diagnostics),
+            "diagnostics": read_json(self.files.diagnostics) if self.contract.deep else None,
             "clients": [summary.to_dict() for summary in summaries],
             "fused_clients": [upload.client for upload in uploads],
             "cost": {
@@ -288,6 +300,20 @@ class Federation:
                 "peak_memory_bytes": peak_memory_bytes(),
             },
         }
+
+
+def _plan(experiment: Experiment, dataset: Dataset) -> Plan | None:
+    """What the statistics of this federation are."""
+    if experiment.analytic["name"] == "none":
+        return None
+    flip = dataset.flip if experiment.augment.flip is None else experiment.augment.flip
+    spec = feature_map_spec(experiment.analytic, flip)
+    features = build_feature_map(spec, dataset.image.channels, dataset.image.size)
+    upload = experiment.upload
+    privacy = None
+    if upload.statistics_epsilon is not None:
+        privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
+    return Plan(spec, features.fingerprint(), features.dim, upload.statistics_dtype, privacy)
 
 
 def peak_memory_bytes() -> int:

@@ -21,6 +21,7 @@ from oneflare.errors import UploadError
 from oneflare.files import digest_of, tensor_digest, write_bytes
 from oneflare.nn import PrototypeNetwork
 from oneflare.seeds import numpy_generator
+from oneflare.statistics import Plan, Statistics, complaint, triangle_size, unpack
 
 SCHEMA = 1
 MANIFEST = "oneflare"
@@ -29,11 +30,14 @@ SIZE_LIMIT = 1 << 30
 ENCODER = "encoder."
 PROTOTYPES = "prototypes"
 COUNTS = "counts"
+STATISTICS = "statistics."
+KNOWN = 20
+"""images of a class from which on a client's network may have a say on it"""
 
 SCALE = "#scale"
-"""ends the name of the per-channel scales that belong to an int8 tensor"""
+"""ends the name of the scales that belong to an int8 or int16 tensor"""
 
-_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I8": torch.int8}
+_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,9 @@ class Contract:
     dim: int
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]
     """encoder tensors: name -> shape, dtype"""
+    statistics: Plan | None = None
+    deep: bool = True
+    """whether uploads hold a trained network"""
 
     @classmethod
     def of(
@@ -62,10 +69,12 @@ class Contract:
         anchors: dict[str, Any],
         image: ImageSpec,
         classes: tuple[str, ...],
+        statistics: Plan | None = None,
+        deep: bool = True,
     ) -> Contract:
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in network.encoder.state_dict().items()}
         dim = network.prototypes.shape[1]
-        return cls(federation, method, encoder, anchors, image, classes, dim, shapes)
+        return cls(federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep)
 
     def encoder_hash(self) -> str:
         shapes = {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}
@@ -78,8 +87,8 @@ class Upload:
 
     path: Path
     manifest: dict[str, Any]
-    prototypes: Tensor
-    """`(C, d)`"""
+    prototypes: Tensor | None
+    """`(C, d)`, or None where no network was trained"""
     counts: Tensor | None
     """`(C,)` float64, or None where withheld"""
 
@@ -102,7 +111,27 @@ class Upload:
     @cached_property
     def fields(self) -> frozenset[str]:
         """What this upload offers to a fusion."""
-        return frozenset({"weights", "prototypes"} | ({"counts"} if self.counts is not None else set()))
+        offers = {
+            "weights": self.prototypes is not None,
+            "prototypes": self.prototypes is not None,
+            "counts": self.counts is not None,
+            "statistics": any(name.startswith(STATISTICS) for name in self.manifest["tensors"]),
+            "calibration": self.trust is not None,
+        }
+        return frozenset(name for name, offered in offers.items() if offered)
+
+    @property
+    def trust(self) -> float | None:
+        """How far the client's own network may be trusted, by the images it kept back; None if it kept none."""
+        value = self.manifest.get("trust")
+        return None if value is None else float(value)
+
+    def statistics(self) -> Statistics:
+        """The analytic statistics; checked again as they are read."""
+        tensors = _read_tensors(self.path, self.manifest, prefix=STATISTICS)
+        if not tensors:
+            raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
+        return unpack({name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()})
 
     def weights(self) -> dict[str, Tensor]:
         """The encoder's state, float32 where it was floating; checked again as it is read."""
@@ -137,7 +166,7 @@ def _digest_holds(manifest: Mapping[str, Any]) -> bool:
 
 def write_upload(
     path: Path,
-    network: PrototypeNetwork,
+    network: PrototypeNetwork | None,
     contract: Contract,
     *,
     client: int,
@@ -147,12 +176,19 @@ def write_upload(
     counts_mode: str = "exact",
     counts_epsilon: float = 1.0,
     dtype: str = "float32",
+    statistics: Mapping[str, Tensor] | None = None,
+    trust: float | None = None,
 ) -> None:
-    """Write a client's message; what leaves is decided by `counts_mode` and `dtype`."""
+    """Write a client's message; what leaves is decided by `counts_mode` and `dtype`.
+
+    network: None where clients only measure. statistics: packed, see `oneflare.statistics`.
+    """
     tensors: dict[str, Tensor] = {}
-    for name, tensor in network.encoder.state_dict().items():
-        tensors |= _shrink(ENCODER + name, tensor.detach().cpu(), dtype)
-    tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
+    if network is not None:
+        for name, tensor in network.encoder.state_dict().items():
+            tensors |= _shrink(ENCODER + name, tensor.detach().cpu(), dtype)
+        tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
+    tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (statistics or {}).items()}
     disclosed = _disclose(counts, counts_mode, counts_epsilon, seed, client)
     if disclosed is not None:
         tensors[COUNTS] = disclosed
@@ -171,12 +207,18 @@ def write_upload(
         "encoder_hash": contract.encoder_hash(),
         "anchors": contract.anchors,
         "dim": contract.dim,
+        "statistics": _plan(contract),
+        "trust": trust,
         "tensors": {name: tensor_digest(tensor) for name, tensor in sorted(tensors.items())},
     }
     manifest["digest"] = digest_of(manifest)
     from safetensors.torch import save
 
     write_bytes(path, save(tensors, metadata={MANIFEST: json.dumps(manifest, sort_keys=True)}))
+
+
+def _plan(contract: Contract) -> dict[str, Any] | None:
+    return None if contract.statistics is None else contract.statistics.to_dict()
 
 
 def _shrink(name: str, tensor: Tensor, dtype: str) -> dict[str, Tensor]:
@@ -222,7 +264,25 @@ def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) ->
     counts = small.get(COUNTS)
     if counts is not None and bool((counts < 0).any()):
         raise UploadError(f"{path}: counts has a negative number; the client must write its upload again")
-    return Upload(path, manifest, small[PROTOTYPES].float(), None if counts is None else counts.double())
+    _check_statistics(path, manifest, contract, small)
+    prototypes = small.get(PROTOTYPES)
+    return Upload(
+        path,
+        manifest,
+        None if prototypes is None else prototypes.float(),
+        None if counts is None else counts.double(),
+    )
+
+
+def _check_statistics(
+    path: Path, manifest: Mapping[str, Any], contract: Contract, tensors: Mapping[str, Tensor]
+) -> None:
+    if contract.statistics is None:
+        return
+    packed = {name.removeprefix(STATISTICS): t for name, t in tensors.items() if name.startswith(STATISTICS)}
+    reason = complaint(packed, int(manifest["samples"]), contract.statistics.privacy is not None)
+    if reason is not None:
+        raise UploadError(f"{path}: statistics.{reason}; the client must write its upload again")
 
 
 def _read_header(path: Path, size_limit: int) -> dict[str, Any]:
@@ -274,14 +334,18 @@ def _check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract)
         "image": contract.image.to_dict(),
         "anchors": contract.anchors,
         "dim": contract.dim,
+        "statistics": _plan(contract),
     }
     for key, value in expected.items():
         if manifest.get(key) != value:
             raise UploadError(f"{path}: {key} differs from this federation's; was it made for another one?")
-    for key, least in (("samples", 1), ("client", 0), ("epoch", 1)):
+    for key, least in (("samples", 1), ("client", 0), ("epoch", int(contract.deep))):
         number = manifest.get(key)
         if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 53:
             raise UploadError(f"{path}: {key} is {number!r}, not a number of at least {least}; send it again")
+    beta = manifest.get("trust")
+    if beta is not None and (not isinstance(beta, int | float) or isinstance(beta, bool) or not 0 <= beta <= 1e3):
+        raise UploadError(f"{path}: trust is {beta!r:.20}, not between 0 and 1000; send it again")
     if not isinstance(manifest.get("tensors"), dict):
         raise UploadError(f"{path}: the manifest lists no tensors; send the file again")
 
@@ -291,17 +355,9 @@ def _check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, 
     entries = {key: value for key, value in header.items() if key != "__metadata__"}
     if set(entries) != set(manifest["tensors"]):
         raise UploadError(f"{path}: the tensors are not those the manifest lists; send the file again")
-    expected: dict[str, tuple[tuple[int, ...], bool]] = {
-        ENCODER + name: (shape, dtype.is_floating_point) for name, (shape, dtype) in contract.shapes.items()
-    }
-    expected[PROTOTYPES] = ((len(contract.classes), contract.dim), True)
+    kinds = {name: entry.get("dtype") if isinstance(entry, dict) else None for name, entry in entries.items()}
+    expected = _expected(contract, kinds)
     optional = {COUNTS: ((len(contract.classes),), False)}
-    quantised = {name for name, entry in entries.items() if isinstance(entry, dict) and entry.get("dtype") == "I8"}
-    for name in quantised & set(expected):
-        shape, floating = expected[name]
-        if floating and len(shape) >= 2:
-            expected[name] = (shape, False)
-            expected[name + SCALE] = (shape[:1], True)
     for name in expected:
         if name not in entries:
             raise UploadError(f"{path}: {name} is missing; the client must write its upload again")
@@ -314,8 +370,33 @@ def _check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, 
         dtype = _STORED.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
         if found != list(shape):
             raise UploadError(f"{path}: {name} has shape {found!r:.60}, expected {list(shape)}")
-        if dtype is None or dtype.is_floating_point != floating or (dtype == torch.int8) != (name + SCALE in expected):
+        scaled = dtype in (torch.int8, torch.int16)
+        if dtype is None or dtype.is_floating_point != floating or scaled != (name + SCALE in expected):
             raise UploadError(f"{path}: {name} has type {entry.get('dtype')!r:.20}, which does not fit")
+
+
+def _expected(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """name -> shape, whether floating; a tensor that came as whole numbers (int8, int16) needs its scales beside it."""
+    expected: dict[str, tuple[tuple[int, ...], bool]] = {}
+    classes = len(contract.classes)
+    if contract.deep:
+        expected = {
+            ENCODER + name: (shape, dtype.is_floating_point) for name, (shape, dtype) in contract.shapes.items()
+        }
+        for name, (shape, floating) in list(expected.items()):
+            if kinds.get(name) == "I8" and floating and len(shape) >= 2:
+                expected |= {name: (shape, False), name + SCALE: (shape[:1], True)}
+        expected[PROTOTYPES] = ((classes, contract.dim), True)
+    if contract.statistics is not None:
+        dim, scatter = contract.statistics.dim, STATISTICS + "scatter"
+        expected |= {
+            scatter: ((triangle_size(dim),), contract.statistics.dtype == "float32"),
+            STATISTICS + "sums": ((classes, dim), True),
+            STATISTICS + "counts": ((classes,), False),
+        }
+        if contract.statistics.dtype == "int16":
+            expected[scatter + SCALE] = ((dim,), True)
+    return expected
 
 
 def _read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ class TerminalObserver(Observer):
         if self.table:
             self.console.print(client_table(dataset.classes, partition.table.tolist(), partition.kind))
             self.table = False
-        total = sum(partition.sizes) * experiment.train.epochs
+        total = sum(partition.sizes) * max(experiment.epochs, 1)
         if self.bar is not None:
             if self.task is not None:
                 self.bar.remove_task(self.task)

@@ -179,12 +179,14 @@ def explanation(content: Explanation) -> None:
     line(f"from: {method.reference}")
     for note in content.notes:
         line(f"note: {note}")
-    line("\nlocal loss L_l, the sum of")
+    line("\nlocal loss L_l, the sum of" if content.terms else "\nno network is trained")
     for name, (weight, text) in content.terms.items():
         line(f"  {weight:g} x {name}: {_indented(text, 6)}")
     spread = "" if content.worst_cosine is None else f" (largest cosine for 10 classes: {content.worst_cosine:.4f})"
     line(f"\nanchors {content.experiment.anchors['name']}{spread}\n  {_indented(content.anchors, 2)}")
     line(f"\nlambda by {content.experiment.controller['name']}\n  {_indented(content.controller, 2)}")
+    if content.feature_map is not None:
+        line(f"\nstatistics of {content.experiment.analytic['name']}\n  {_indented(content.feature_map, 2)}")
     if content.experiment.objective.pcgrad:
         line("  conflicts: where <g_local, g_align> < 0, g_local loses its part along g_align (PCGrad)")
     line("\nfusions, the method's own first")

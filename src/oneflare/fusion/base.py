@@ -15,6 +15,7 @@ from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
 from oneflare.nn import PrototypeNetwork
 from oneflare.registry import Registry
+from oneflare.statistics import Plan, Statistics
 from oneflare.upload import Contract, Upload
 
 
@@ -49,7 +50,12 @@ class UploadSet:
     @property
     def prototypes(self) -> Tensor:
         """`(N, C, d)`"""
-        return torch.stack([upload.prototypes for upload in self.uploads])
+        rows = []
+        for upload in self.uploads:
+            if upload.prototypes is None:
+                raise UploadError(f"{upload.path}: holds no trained network; use a fusion of statistics")
+            rows.append(upload.prototypes)
+        return torch.stack(rows)
 
     @property
     def counts(self) -> Tensor:
@@ -60,6 +66,17 @@ class UploadSet:
                 raise UploadError(f"{upload.path}: class counts were withheld; use a fusion that does not need them")
             rows.append(upload.counts)
         return torch.stack(rows)
+
+    def statistics(self) -> Statistics:
+        """The sum over clients, one upload in memory at a time."""
+        plan = self.plan
+        return sum((upload.statistics() for upload in self), Statistics.zeros(plan.dim, len(self.contract.classes)))
+
+    @property
+    def plan(self) -> Plan:
+        if self.contract.statistics is None:
+            raise UploadError("this federation's uploads hold no statistics; set analytic=random_conv for all clients")
+        return self.contract.statistics
 
     def members(self, rule: Rule) -> MemberModel:
         """A model that asks every client's encoder and combines the answers by `rule`."""
@@ -90,9 +107,18 @@ def build_fusion(spec: Mapping[str, Any]) -> Fusion:
     return FUSIONS.build(spec)
 
 
-def offered_fields(config: UploadConfig) -> frozenset[str]:
+def offered_fields(
+    config: UploadConfig, *, deep: bool = True, statistics: bool = False, holdout: float = 0
+) -> frozenset[str]:
     """What uploads written under these switches will hold."""
-    return frozenset({"weights", "prototypes"} | ({"counts"} if config.counts != "withheld" else set()))
+    offers = {
+        "weights": deep,
+        "prototypes": deep,
+        "counts": config.counts != "withheld",
+        "statistics": statistics,
+        "calibration": deep and holdout > 0,
+    }
+    return frozenset(name for name, offered in offers.items() if offered)
 
 
 def check_needs(specs: Sequence[Mapping[str, Any]], offered: frozenset[str], remedy: str = "") -> None:

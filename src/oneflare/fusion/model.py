@@ -61,10 +61,17 @@ class Cost:
     forward_passes: int
 
 
+KINDS: dict[str, type[GlobalModel]] = {}
+
+
 class GlobalModel(ABC):
-    """A classifier for raw images `(n, c, h, w)`, uint8 or floats in [0, 1]."""
+    """A classifier for raw images `(n, c, h, w)`, uint8 or floats in [0, 1]; `KINDS` lists those a file may name."""
 
     kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        KINDS[cls.kind] = cls
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -80,6 +87,13 @@ class GlobalModel(ABC):
     @abstractmethod
     def state(self, reference_from: Path | None) -> dict[str, Any]:
         """Everything but the task, for the model file."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(
+        cls, task: Task, state: Mapping[str, Any], encoder: Callable[[], nn.Module], source: Path
+    ) -> GlobalModel:
+        """The model of a file; `encoder` makes an empty one, `source` is where the file is."""
 
     def predict_proba(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
         return self.logits(images, batch_size).softmax(1)
@@ -125,8 +139,11 @@ class SingleModel(GlobalModel):
         return {"network": dict(self.network.state_dict())}
 
     @classmethod
-    def from_state(cls, task: Task, state: Mapping[str, Any], encoder: nn.Module) -> SingleModel:
-        network = PrototypeNetwork(encoder, torch.zeros(len(task.classes), task.dim))
+    def from_state(
+        cls, task: Task, state: Mapping[str, Any], encoder: Callable[[], nn.Module], source: Path
+    ) -> SingleModel:
+        del source
+        network = PrototypeNetwork(encoder(), torch.zeros(len(task.classes), task.dim))
         network.load_state_dict(state["network"])
         return cls(task, network)
 
@@ -196,6 +213,11 @@ class MemberModel(GlobalModel):
         rule_size = sum(value.numel() for value in vars(self.rule).values() if isinstance(value, Tensor))
         return Cost(own * len(self.members) + rule_size, len(self.members))
 
+    def start(self, images: Tensor, batch_size: int) -> Tensor:
+        """The rule's accumulator, before any member has seen the images."""
+        del batch_size
+        return self.rule.start(len(images))
+
     def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
         return logits_of_all({"": self}, images, batch_size)[""]
 
@@ -207,11 +229,19 @@ class MemberModel(GlobalModel):
         }
 
     @classmethod
-    def from_state(cls, task: Task, state: Mapping[str, Any], encoder: nn.Module, source: Path) -> MemberModel:
+    def from_state(
+        cls, task: Task, state: Mapping[str, Any], encoder: Callable[[], nn.Module], source: Path
+    ) -> MemberModel:
+        return cls(task, *cls.parts(state, source), encoder())
+
+    @staticmethod
+    def parts(state: Mapping[str, Any], source: Path) -> tuple[list[Member], Rule]:
+        """Members and rule from a model file's state."""
         if state["rule"] not in RULES:
             raise RunError(f"{source}: rule '{state['rule']}' is not known to this version; update OneFlare")
-        members = [Member.from_dict(member, source) for member in state["members"]]
-        return cls(task, members, RULES[state["rule"]](**state["fields"]), encoder)
+        return [Member.from_dict(member, source) for member in state["members"]], RULES[state["rule"]](
+            **state["fields"]
+        )
 
 
 @torch.no_grad()
@@ -226,7 +256,7 @@ def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size:
         group = [streaming[name] for name in names]
         first = group[0]
         first.check_images(images)
-        states = [model.rule.start(len(images)) for model in group]
+        states = [model.start(images, batch_size) for model in group]
         for index, member in enumerate(first.members):
             first.encoder.load_state_dict(dict(member.weights()))
             first.encoder.eval()
@@ -248,13 +278,16 @@ def load_model(path: Path, encoder: nn.Module | None = None) -> GlobalModel:
     content = load_state(path)
     try:
         task = Task.from_dict(content["task"])
-        if encoder is None:
+        if content["kind"] not in KINDS:
+            raise RunError(f"{path}: kind '{content['kind']}' is not known to this version; update OneFlare")
+
+        def empty() -> nn.Module:
+            if encoder is not None:
+                return copy.deepcopy(encoder)
             if task.encoder["name"] == CUSTOM:
                 raise RunError(f"{path} uses your own encoder; pass it: load_model(path, encoder=module)")
-            encoder = build_encoder(task.encoder, task.image.channels)
-        encoder = copy.deepcopy(encoder)
-        if content["kind"] == SingleModel.kind:
-            return SingleModel.from_state(task, content["state"], encoder)
-        return MemberModel.from_state(task, content["state"], encoder, path)
+            return build_encoder(task.encoder, task.image.channels)
+
+        return KINDS[content["kind"]].from_state(task, content["state"], empty, path)
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not a OneFlare model ({error}); fuse again") from None

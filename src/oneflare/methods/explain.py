@@ -11,7 +11,7 @@ from oneflare.config import Experiment
 from oneflare.fusion import FUSIONS
 from oneflare.methods.recipes import REUSED, Method, find_method
 from oneflare.methods.resolve import resolve
-from oneflare.nn import ANCHORS
+from oneflare.nn import ANCHORS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM, encoder_spec
 from oneflare.objective import CONTROLLERS, TERMS
 
@@ -29,6 +29,8 @@ class Explanation:
     anchors: str
     worst_cosine: float | None
     """of the two closest anchors, for ten classes"""
+    feature_map: str | None
+    """whose statistics uploads hold; None without statistics"""
     fusions: dict[str, str]
     notes: list[str]
 
@@ -43,6 +45,7 @@ class Explanation:
             "controller": self.controller,
             "anchors": self.anchors,
             "worst_cosine": self.worst_cosine,
+            "feature_map": self.feature_map,
             "fusions": self.fusions,
             "defaults": self.defaults,
         }
@@ -50,7 +53,7 @@ class Explanation:
     @property
     def defaults(self) -> dict[str, Any]:
         content = self.experiment.model_dump(mode="json")
-        return {key: content[key] for key in ("objective", "anchors", "controller", "train")}
+        return {key: content[key] for key in ("objective", "anchors", "controller", "analytic", "train")}
 
     def defaults_yaml(self) -> str:
         return yaml.safe_dump(self.defaults, sort_keys=False, default_flow_style=None, width=100)
@@ -70,6 +73,7 @@ def explain(name: str) -> Explanation:
         CONTROLLERS[experiment.controller["name"]].document,
         anchors.document,
         None if built is None else built.worst_cosine,
+        None if experiment.analytic["name"] == "none" else FEATURE_MAPS[experiment.analytic["name"]].document,
         {spec["name"]: FUSIONS[spec["name"]].summary for spec in experiment.fusions},
         [REUSED[number] for number in method.numbers if number in REUSED],
     )

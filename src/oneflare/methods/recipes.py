@@ -38,6 +38,7 @@ REUSED = {
     "V13": "the log's formula for V12 is headed v13",
     "V13.1": "the log uses this number for the floor as well as for the ceiling",
 }
+STATISTICS = {"name": "random_conv"}
 SERVERS = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
 
 
@@ -233,7 +234,31 @@ LEARNED = (
     ),
 )
 
-METHODS: dict[str, Method] = {method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED)}
+ANALYTIC = (
+    Method(
+        "analytic",
+        "no training: statistics of fixed random features added up and solved, the same for every split",
+        "ours",
+        {"objective": {"terms": {}}, "analytic": STATISTICS, "fusions": ["analytic"]},
+        "docs/analytic.md",
+    ),
+    Method(
+        "flare_analytic",
+        "FLARE and statistics in one upload: the analytic posterior, corrected by what each client knows",
+        "ours",
+        {
+            "objective": FAFI,
+            "anchors": {"name": "etf"},
+            "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
+            "analytic": STATISTICS,
+            "train": {"holdout": 0.1, "snapshots": 0},
+            "fusions": ["flare_analytic", "analytic", *SERVERS],
+        },
+        "docs/analytic.md",
+    ),
+)
+
+METHODS: dict[str, Method] = {method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC)}
 
 
 def find_method(name: str) -> Method:

@@ -9,14 +9,14 @@ from oneflare.data import PARTITIONS, SOURCES
 from oneflare.errors import ConfigError
 from oneflare.fusion import FUSIONS, check_needs, offered_fields
 from oneflare.methods.recipes import find_method
-from oneflare.nn import ANCHORS, ENCODERS
+from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
 from oneflare.objective import CONTROLLERS, TERMS, ClientFacts, build_controller
 from oneflare.schedules import SCHEDULES, build_schedule
 
 ARRAYS = "arrays"
 NAMED_DEFAULTS = {
-    **{part: Experiment.model_fields[part].default for part in ("encoder", "anchors", "controller")},
+    **{part: Experiment.model_fields[part].default for part in ("encoder", "anchors", "controller", "analytic")},
     "train": {"schedule": TrainConfig.model_fields["schedule"].default},
 }
 """so that an option can be set without naming the part it belongs to"""
@@ -41,7 +41,7 @@ def complete(experiment: Experiment) -> Experiment:
         PARTITIONS[experiment.partition.kind]
     for term in experiment.objective.terms:
         TERMS[term]
-    if not any(weight for weight in experiment.objective.terms.values()):
+    if not experiment.trains and experiment.analytic["name"] == "none":
         raise ConfigError("objective.terms: give at least one term a weight other than 0")
     encoder = experiment.encoder
     if encoder["name"] != CUSTOM:
@@ -50,6 +50,7 @@ def complete(experiment: Experiment) -> Experiment:
         "encoder": encoder,
         "anchors": ANCHORS.complete(experiment.anchors, "anchors"),
         "controller": CONTROLLERS.complete(experiment.controller, "controller"),
+        "analytic": FEATURE_MAPS.complete(experiment.analytic, "analytic"),
         "fusions": tuple(FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in experiment.fusions),
         "train": experiment.train.model_copy(
             update={"schedule": SCHEDULES.complete(experiment.train.schedule, "train.schedule")}
@@ -64,8 +65,36 @@ def complete(experiment: Experiment) -> Experiment:
         )
     if resolved.train.momentum_reset and not getattr(build_schedule(resolved.train.schedule), "restarts", ()):
         raise ConfigError("train.momentum_reset needs a schedule with restarts; set train.schedule=cosine_restarts")
-    check_needs(resolved.fusions, offered_fields(resolved.upload), "; change upload.counts or fusions")
+    _check_statistics(resolved)
+    offered = offered_fields(
+        resolved.upload,
+        deep=resolved.trains,
+        statistics=resolved.analytic["name"] != "none",
+        holdout=resolved.train.holdout,
+    )
+    check_needs(resolved.fusions, offered, "; change fusions, or what uploads hold (upload, analytic, train.holdout)")
     names = [spec["name"] for spec in resolved.fusions]
     if len(set(names)) != len(names):
         raise ConfigError(f"fusions: {max(names, key=names.count)} is named twice")
     return resolved
+
+
+def _check_statistics(experiment: Experiment) -> None:
+    """Statistics contain the class counts, and their privacy is worth nothing beside what is not private."""
+    upload = experiment.upload
+    if experiment.analytic["name"] == "none":
+        return
+    if upload.statistics_epsilon is None:
+        if upload.counts != "exact":
+            raise ConfigError(
+                f"upload.counts={upload.counts}: exact statistics reveal the class counts; set "
+                "upload.statistics_epsilon or analytic=none"
+            )
+    elif experiment.trains:
+        raise ConfigError(
+            "upload.statistics_epsilon: the trained network in the same upload is not private; use method=analytic"
+        )
+    elif upload.counts != "withheld":
+        raise ConfigError("upload.statistics_epsilon: counts are part of the statistics; set upload.counts=withheld")
+    elif upload.statistics_dtype != "float32":
+        raise ConfigError("upload.statistics_epsilon: noised statistics are sent in float32; leave statistics_dtype")

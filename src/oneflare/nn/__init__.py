@@ -1,19 +1,24 @@
-"""Networks: encoders, the prototype head, and the anchors that prototypes are pulled toward."""
+"""Networks: encoders, the prototype head, anchors that prototypes are pulled toward, and fixed feature maps."""
 
 from oneflare.nn.anchors import ANCHORS, Anchors, Target, build_anchors, build_target, simplex_etf
 from oneflare.nn.encoders import ENCODERS, build_encoder, encoder_spec
+from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_map_spec
 from oneflare.nn.network import PrototypeNetwork, initial_network
 
 __all__ = [
     "ANCHORS",
     "ENCODERS",
+    "FEATURE_MAPS",
     "Anchors",
+    "FeatureMap",
     "PrototypeNetwork",
     "Target",
     "build_anchors",
     "build_encoder",
+    "build_feature_map",
     "build_target",
     "encoder_spec",
+    "feature_map_spec",
     "initial_network",
     "simplex_etf",
 ]

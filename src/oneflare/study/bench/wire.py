@@ -89,11 +89,11 @@ def size_ratios() -> dict[str, float]:
 
 def _resend(sent: UploadSet, kind: str, folder: Path) -> UploadSet:
     uploads = []
-    for upload in sent:
+    for upload, prototypes in zip(sent, sent.prototypes, strict=True):
         network = copy.deepcopy(sent.template)
         network.encoder.load_state_dict(upload.weights())
         with torch.no_grad():
-            network.prototypes.copy_(upload.prototypes)
+            network.prototypes.copy_(prototypes)
         counts = torch.zeros(len(sent.contract.classes)) if upload.counts is None else upload.counts
         path = folder / f"{upload.client}.safetensors"
         write_upload(path, network, sent.contract, client=upload.client, counts=counts.long(), epoch=1, dtype=kind)

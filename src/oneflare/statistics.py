@@ -1,0 +1,194 @@
+"""Sums over a client's images that add up over clients: all that a linear classifier on fixed features needs.
+
+With features phi `(D,)` and classes c a client sends
+
+    G = sum phi phi^T,    b_c = sum of phi over class c,    n_c = images of class c.
+
+The sum over clients is the same whoever holds which image, so what the server solves from it does not depend on the
+split; a client joins by adding its statistics and leaves by subtracting them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oneflare.errors import TrainingError
+from oneflare.nn import FeatureMap
+from oneflare.privacy import Privacy, symmetric_noise
+
+BLOCK = 512
+"""images whose features are in memory at a time"""
+STRIP = 512
+"""rows of G that are updated at a time"""
+SCATTER = "scatter"
+SCALE = "scatter#scale"
+SUMS = "sums"
+COUNTS = "counts"
+INT16_STEPS = 32767
+VANISHING = 1e-12
+"""a feature whose variance is below this part of its square is constant"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all members agreed on: which features, how precise, how private."""
+
+    feature_map: dict[str, Any]
+    fingerprint: str
+    dim: int
+    dtype: str = "float32"
+    privacy: Privacy | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Additive sums, float64."""
+
+    gram: Tensor
+    """`(D, D)` G"""
+    sums: Tensor
+    """`(C, D)` rows b_c"""
+    counts: Tensor
+    """`(C,)` n_c"""
+
+    @classmethod
+    def zeros(cls, dim: int, classes: int) -> Statistics:
+        shapes = (dim, dim), (classes, dim), (classes,)
+        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(self.gram + other.gram, self.sums + other.sums, self.counts + other.counts)
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        return Statistics(self.gram - other.gram, self.sums - other.sums, self.counts - other.counts)
+
+    @property
+    def samples(self) -> float:
+        return float(self.counts.sum())
+
+
+def measure(
+    features: FeatureMap, images: Tensor, labels: Tensor, classes: int, clip: float | None = None
+) -> Statistics:
+    """Statistics of some images, streamed; features longer than `clip` are shortened to it.
+
+    Features are float32, all sums float64. Memory: G and one block of features.
+    """
+    total = Statistics.zeros(features.dim, classes)
+    for start in range(0, len(images), BLOCK):
+        phi = features(images[start : start + BLOCK]).double()
+        if clip is not None:
+            phi *= (clip / phi.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
+        y = labels[start : start + BLOCK]
+        total.counts.add_(torch.bincount(y, minlength=classes))
+        total.sums.index_add_(0, y, phi)
+        for row in range(0, features.dim, STRIP):  # the upper triangle, strip by strip
+            total.gram[row : row + STRIP, row:].addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+    if not bool(torch.isfinite(total.sums).all()):
+        raise TrainingError("the features are not finite; check the client's images for NaN or infinite pixels")
+    return Statistics(_symmetric(total.gram), total.sums, total.counts)
+
+
+def _symmetric(upper: Tensor) -> Tensor:
+    """The symmetric matrix whose upper triangle is given."""
+    return torch.triu(upper) + torch.triu(upper, 1).T
+
+
+def privatise(statistics: Statistics, privacy: Privacy, generator: torch.Generator) -> Statistics:
+    """Gaussian noise on (G/B^2, b/B, n/2), whose joint sensitivity `Privacy` bounds; G stays symmetric."""
+    sigma, bound = privacy.noise, privacy.clip
+
+    def noise(like: Tensor) -> Tensor:
+        return sigma * torch.randn(like.shape, dtype=torch.float64, generator=generator)
+
+    return Statistics(
+        statistics.gram + bound**2 * sigma * symmetric_noise(len(statistics.gram), generator),
+        statistics.sums + bound * noise(statistics.sums),
+        (statistics.counts + 2 * noise(statistics.counts)).round().clamp(min=0),
+    )
+
+
+def triangle_size(dim: int) -> int:
+    return dim * (dim + 1) // 2
+
+
+def _triangle(dim: int) -> Tensor:
+    return torch.ones(dim, dim, dtype=torch.bool).triu()
+
+
+def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
+    """The tensors of an upload: S = G - n m m^T (upper triangle), class sums, counts.
+
+    Around the mean m, because the mean's outer product would swamp everything else when rounded.
+    float32: S itself. int16: S_ij = s_i s_j q_ij / 32767 with s_i = sqrt(S_ii): a correlation loses at most 2^-16.
+    """
+    scatter = statistics.gram - _mean_part(statistics.sums, statistics.counts)
+    diagonal = scatter.diagonal()
+    constant = diagonal.abs() <= VANISHING * statistics.gram.diagonal().abs()
+    scatter[constant] = 0
+    scatter[:, constant] = 0
+    packed = {SUMS: statistics.sums.float(), COUNTS: statistics.counts.long()}
+    if dtype == "int16":
+        scale = diagonal.clamp(min=0).sqrt().float()
+        inverse = torch.where(scale > 0, 1 / scale.double(), torch.zeros(()))
+        scatter = (scatter * inverse[:, None] * inverse * INT16_STEPS).round().clamp(-INT16_STEPS, INT16_STEPS)
+        packed[SCALE] = scale
+    values = scatter.masked_select(_triangle(len(scatter)))
+    packed[SCATTER] = values.to(torch.int16 if dtype == "int16" else torch.float32)
+    return packed
+
+
+def unpack(packed: Mapping[str, Tensor]) -> Statistics:
+    """The statistics of an upload; add them up over clients."""
+    counts, sums = packed[COUNTS].double(), packed[SUMS].double()
+    return Statistics(_scatter(packed) + _mean_part(sums, counts), sums, counts)
+
+
+def _mean_part(sums: Tensor, counts: Tensor) -> Tensor:
+    """n m m^T"""
+    total = sums.double().sum(0)
+    return torch.outer(total, total / max(float(counts.sum()), 1.0))
+
+
+def _scatter(packed: Mapping[str, Tensor]) -> Tensor:
+    dim = packed[SUMS].shape[1]
+    upper = torch.zeros(dim, dim, dtype=torch.float64)
+    upper[_triangle(dim)] = packed[SCATTER].double()
+    if SCALE in packed:
+        scale = packed[SCALE].double()
+        upper *= scale[:, None] * scale / INT16_STEPS
+    return _symmetric(upper)
+
+
+def complaint(packed: Mapping[str, Tensor], samples: int, private: bool) -> str | None:
+    """What is implausible about statistics whose names, shapes and types are right; None if nothing is.
+
+    Noised statistics need not be those of any images, so only their counts are looked at.
+    """
+    counts, sums = packed[COUNTS], packed[SUMS]
+    if bool((counts < 0).any()):
+        return "counts has a negative number"
+    if private:
+        return None
+    if int(counts.sum()) != samples:
+        return f"counts add up to {int(counts.sum())} images, the manifest says {samples}"
+    if bool((sums[counts == 0] != 0).any()):
+        return "sums has features of a class without images"
+    if SCALE in packed and bool((packed[SCALE] < 0).any()):
+        return "scatter#scale has a negative deviation"
+    scatter = _scatter(packed)
+    diagonal = scatter.diagonal()
+    if bool((diagonal < 0).any()):
+        return "scatter has a negative variance on its diagonal"
+    bound = diagonal.sqrt()
+    if bool((scatter.abs() > (1 + 1e-3) * bound[:, None] * bound + 1e-30).any()):
+        return "scatter has a covariance larger than its variances allow"
+    return None

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from oneflare.errors import ConfigError
+from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
+from oneflare.nn.feature_maps import RandomConv, soft_cells, synthetic_filters
+
+
+def images(number, channels, size, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (number, channels, size, size), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [8, 15, 28, 33, 64])
+@pytest.mark.parametrize("mirror", [True, False])
+def test_any_image_of_8_to_64_pixels_has_finite_features(channels, size, mirror):
+    features = RandomConv(channels, size, filters=3, mirror=mirror)
+    for pixels in (images(5, channels, size), torch.zeros(2, channels, size, size, dtype=torch.uint8)):
+        phi = features(pixels)
+        assert phi.shape == (len(pixels), features.dim)
+        assert phi.dtype == torch.float32
+        assert torch.isfinite(phi).all()
+        assert torch.equal(features(pixels.float() / 255), phi)
+
+
+def test_features_do_not_depend_on_neighbours():
+    features = RandomConv(3, 16, filters=7, mirror=True)
+    pixels = images(19, 3, 16)
+    together = features(pixels)
+    assert torch.equal(torch.cat([features(pixels[:3]), features(pixels[3:4]), features(pixels[4:])]), together)
+
+
+def test_a_mirrored_image_has_the_same_features():
+    features = RandomConv(3, 32, filters=8, mirror=True)
+    pixels = images(6, 3, 32)
+    assert torch.allclose(features(pixels), features(pixels.flip(-1)), atol=1e-4)
+    handed = RandomConv(3, 32, filters=8, mirror=False)
+    assert not torch.allclose(handed(pixels), handed(pixels.flip(-1)), atol=1e-2)
+
+
+def test_symmetrised_features_are_the_mean_over_explicit_flips_of_a_closed_bank():
+    """Filter by filter: sqrt-pooled responses of the image and of its mirror image, averaged."""
+    symmetric = RandomConv(3, 16, filters=4, mirror=True, colour_grid=0)
+    plain = RandomConv(3, 16, filters=4, mirror=False, colour_grid=0)
+    pixels = images(5, 3, 16)
+    straight = plain(pixels).view(5, 2, 4, 5)
+    mirrored = plain(pixels.flip(-1)).view(5, 2, 4, 5)
+    assert torch.allclose(symmetric(pixels).view(5, 2, 4, 5), (straight + mirrored) / 2, atol=1e-4)
+
+
+def test_one_feature_by_hand():
+    """sqrt of the cell average of relu(r - t), with r the filter on the contrast-normalised patch."""
+    features = RandomConv(1, 8, filters=2, mirror=False, colour_grid=0, threshold=0.2)
+    pixels = images(1, 1, 8)
+    weight = synthetic_filters(2, 1, 3, 0)
+    patches = F.unfold(pixels.float(), 3)[0].T  # (36, 9)
+    normalised = (patches - patches.mean(1, keepdim=True)) / (patches.var(1, correction=0, keepdim=True) + 10).sqrt()
+    response = (normalised @ weight.flatten(1).T).T.view(2, 6, 6)
+    cells = soft_cells(6)
+    for sign, row in ((1, 0), (-1, 1)):
+        expected = torch.einsum("fhw,chw->fc", (sign * response - 0.2).clamp(min=0), cells).sqrt()
+        assert torch.allclose(features(pixels).view(2, 2, 5)[row], expected, atol=1e-5)
+
+
+def test_the_map_is_a_function_of_its_spec():
+    spec = {"name": "random_conv", "filters": 4, "mirror": False, "seed": 3}
+    one, two = (build_feature_map(spec, 3, 16) for _ in range(2))
+    assert one.fingerprint() == two.fingerprint()
+    for change in ({"seed": 4}, {"filters": 5}, {"threshold": 0.3}, {"mirror": True}, {"kernel": 3}):
+        assert build_feature_map(spec | change, 3, 16).fingerprint() != one.fingerprint()
+
+
+def test_mirroring_is_decided_by_the_data_unless_it_is_set():
+    assert feature_map_spec({"name": "random_conv"}, flip=True)["mirror"] is True
+    assert feature_map_spec({"name": "random_conv"}, flip=False)["mirror"] is False
+    assert feature_map_spec({"name": "random_conv", "mirror": True}, flip=False)["mirror"] is True
+    assert feature_map_spec({"name": "none"}, flip=True) == {"name": "none"}
+
+
+@pytest.mark.parametrize("options", [{"filters": 0}, {"kernel": 16}, {"reduce": 3}, {"threshold": -1.0}])
+def test_options_that_do_not_fit_are_refused(options):
+    with pytest.raises(ConfigError, match="analytic"):
+        build_feature_map({"name": "random_conv", **options}, 3, 16)
+
+
+def test_no_features_are_explained():
+    assert "random_conv" in FEATURE_MAPS
+    with pytest.raises(ConfigError, match="set analytic=random_conv"):
+        build_feature_map({"name": "none"}, 3, 16)

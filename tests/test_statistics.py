@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oneflare.config import DataConfig
+from oneflare.data import load
+from oneflare.errors import TrainingError
+from oneflare.nn.feature_maps import RandomConv
+from oneflare.privacy import SENSITIVITY, Privacy, gaussian_delta, gaussian_noise, symmetric_noise
+from oneflare.statistics import Statistics, complaint, measure, pack, privatise, unpack
+
+DIGITS = load(DataConfig(train_size=300)).train
+MAP = RandomConv(1, 8, filters=3, mirror=False)
+WHOLE = measure(MAP, DIGITS.images, DIGITS.labels, 10)
+
+
+def of(rows):
+    return measure(MAP, DIGITS.images[rows], DIGITS.labels[rows], 10)
+
+
+def close(one: Statistics, two: Statistics, rtol: float) -> bool:
+    """Every entry, relative to the entry."""
+    pairs = ((one.gram, two.gram), (one.sums, two.sums), (one.counts, two.counts))
+    return all(torch.allclose(a, b, rtol=rtol, atol=0) for a, b in pairs)
+
+
+def test_statistics_are_the_sums_they_are_called():
+    phi = MAP(DIGITS.images).double()
+    onehot = torch.nn.functional.one_hot(DIGITS.labels, 10).double()
+    assert torch.allclose(WHOLE.gram, phi.T @ phi, rtol=1e-12)
+    assert torch.allclose(WHOLE.sums, onehot.T @ phi, rtol=1e-12)
+    assert torch.equal(WHOLE.counts, onehot.sum(0))
+
+
+@given(st.lists(st.integers(0, 6), min_size=300, max_size=300))
+def test_the_sum_over_any_partition_is_the_whole(owners):
+    owners = torch.tensor(owners)
+    parts = [of((owners == owner).nonzero().squeeze(1)) for owner in owners.unique()]
+    zero = Statistics.zeros(MAP.dim, 10)
+    assert close(sum(parts, zero), WHOLE, 1e-12)
+    sent = [unpack(pack(part)) for part in parts]
+    assert close(sum(sent, zero), WHOLE, 1e-6)
+
+
+def test_removing_a_client_is_subtracting_it():
+    parts = [of(torch.arange(start, 300, 4)) for start in range(4)]
+    zero = Statistics.zeros(MAP.dim, 10)
+    never_there = sum(parts[:2] + parts[3:], zero)
+    assert close(sum(parts, zero) - parts[2], never_there, 1e-12)
+    assert close(never_there + parts[2], sum(parts, zero), 1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 300])
+def test_packing_round_trips_within_its_bound(rows):
+    statistics = of(torch.arange(rows))
+    exact = unpack(pack(statistics))
+    assert close(exact, statistics, 1e-6)
+    rounded = unpack(pack(statistics, "int16"))
+    mean = statistics.sums.sum(0) / rows
+    deviation = (statistics.gram.diagonal() - rows * mean**2).clamp(min=0).sqrt()
+    bound = (2**-16 * 1.01) * torch.outer(deviation, deviation) + 1e-6 * statistics.gram.abs()
+    assert ((rounded.gram - statistics.gram).abs() <= bound + 1e-12).all()
+    assert torch.equal(rounded.counts, statistics.counts)
+
+
+def test_packed_sizes():
+    small, large = (sum(t.nbytes for t in pack(WHOLE, kind).values()) for kind in ("int16", "float32"))
+    triangle = MAP.dim * (MAP.dim + 1) // 2
+    assert large == 4 * triangle + 4 * 10 * MAP.dim + 80
+    assert small == large - 2 * triangle + 4 * MAP.dim
+
+
+@pytest.mark.parametrize("kind", ["float32", "int16"])
+@pytest.mark.parametrize("rows", [[0], [3, 3], [1, 2], [4, 9, 200], list(range(300))])
+def test_honest_statistics_raise_no_complaint(kind, rows):
+    assert complaint(pack(of(torch.tensor(rows)), kind), len(rows), private=False) is None
+
+
+def test_implausible_statistics_are_named():
+    def damaged(name, change):
+        packed = {key: tensor.clone() for key, tensor in pack(of(torch.arange(20))).items()}
+        change(packed[name])
+        return complaint(packed, 20, private=False)
+
+    def first_count(value):
+        return lambda tensor: tensor.__setitem__(0, value)
+
+    assert "negative number" in damaged("counts", first_count(-3))
+    assert "the manifest says 20" in damaged("counts", first_count(500))
+    assert "negative variance" in damaged("scatter", first_count(-1.0))
+    assert "larger than its variances" in damaged("scatter", lambda tensor: tensor.__setitem__(1, 1e6))
+    absent = int((torch.bincount(DIGITS.labels[:3], minlength=10) == 0).nonzero()[0])
+    packed = pack(of(torch.arange(3)))
+    packed["sums"][absent, 0] = 1
+    assert "class without images" in complaint(packed, 3, private=False)
+    packed = pack(of(torch.arange(3)), "int16")
+    packed["scatter#scale"][0] = -1
+    assert "negative deviation" in complaint(packed, 3, private=False)
+
+
+def test_pixels_that_are_not_finite_are_named():
+    with pytest.raises(TrainingError, match="not finite"):
+        measure(MAP, torch.full((2, 1, 8, 8), math.inf), torch.zeros(2, dtype=torch.long), 10)
+
+
+def test_clipped_features_are_no_longer_than_the_bound():
+    clipped = measure(MAP, DIGITS.images[:1], DIGITS.labels[:1], 10, clip=0.5)
+    assert float(clipped.gram.trace()) == pytest.approx(0.25)
+    unclipped = measure(MAP, DIGITS.images, DIGITS.labels, 10, clip=1e6)
+    assert close(unclipped, WHOLE, 1e-12)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-5), (8.0, 1e-6)])
+def test_noise_is_the_smallest_that_keeps_the_promise(epsilon, delta):
+    sigma = gaussian_noise(epsilon, delta)
+    assert gaussian_delta(sigma, epsilon) == pytest.approx(delta, rel=1e-3)
+    assert gaussian_delta(sigma / 1.01, epsilon) > delta
+    if epsilon <= 1:
+        assert sigma < math.sqrt(2 * math.log(1.25 / delta)) / epsilon  # the classic bound is larger
+
+
+@given(st.integers(0, 10_000))
+def test_no_replaced_image_moves_the_statistics_further_than_the_sensitivity(seed):
+    rng = np.random.default_rng(seed)
+    a, b = (rng.standard_normal(3) for _ in range(2))
+    a, b = (v * min(1.0, rng.uniform(0.5, 2.0)) / np.linalg.norm(v) for v in (a, b))
+    gram = np.linalg.norm(np.outer(a, a) - np.outer(b, b)) ** 2
+    same = gram + np.linalg.norm(a - b) ** 2
+    different = gram + a @ a + b @ b + 2 / 4
+    assert max(same, different) <= SENSITIVITY**2 + 1e-12
+
+
+def test_the_sensitivity_is_attained():
+    a, b = np.array([1.0, 0.0]), np.array([-0.5, math.sqrt(0.75)])
+    gram = np.linalg.norm(np.outer(a, a) - np.outer(b, b)) ** 2
+    assert gram + np.linalg.norm(a - b) ** 2 == pytest.approx(SENSITIVITY**2)
+
+
+def test_noise_has_the_stated_size_and_is_symmetric():
+    privacy = Privacy(epsilon=1.0, delta=1e-5, clip=2.0)
+    noised = [privatise(WHOLE, privacy, torch.Generator().manual_seed(seed)) for seed in range(30)]
+    difference = torch.stack([n.gram - WHOLE.gram for n in noised])
+    assert torch.allclose(difference, difference.transpose(1, 2), atol=1e-6)
+    off = difference[:, *torch.triu_indices(MAP.dim, MAP.dim, 1)]
+    assert float(off.std()) == pytest.approx(4 * privacy.noise / math.sqrt(2), rel=0.05)
+    assert float(difference.diagonal(dim1=1, dim2=2).std()) == pytest.approx(4 * privacy.noise, rel=0.1)
+    sums = torch.stack([n.sums - WHOLE.sums for n in noised])
+    assert float(sums.std()) == pytest.approx(2 * privacy.noise, rel=0.1)
+    assert all((n.counts >= 0).all() for n in noised)
+
+
+def test_symmetric_noise_is_isotropic_in_the_frobenius_norm():
+    noise = torch.stack([symmetric_noise(4, torch.Generator().manual_seed(seed)) for seed in range(4000)])
+    expected = 4 + 4 * 3 / 2
+    assert float((noise**2).sum((1, 2)).mean()) == pytest.approx(expected, rel=0.05)
