@@ -1,0 +1,1 @@
+"""Measurements, never tests: run one with `python -m benchmarks.NAME`."""
