@@ -277,8 +277,18 @@ def test_private_statistics(tmp_path):
     uploads = uploads_of(tmp_path / "private", PRIVATE)
     manifest = uploads.uploads[0].manifest
     assert manifest["statistics"]["privacy"] == {"epsilon": 50.0, "delta": 1e-5, "clip": 1.0}
-    assert torch.isfinite(fuse(uploads).logits(DIGITS.test.images[:5])).all()
     assert uploads.uploads[0].fields == {"statistics"}
+    model = fuse(uploads)
+    model.save(tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors")
+    assert torch.equal(again.logits(DIGITS.test.images), model.logits(DIGITS.test.images))
+    assert float(model.features(DIGITS.test.images).norm(dim=1).max()) <= 1 + 1e-5
+
+
+def test_little_noise_costs_little(tmp_path):
+    layer = {"upload": PRIVATE["upload"] | {"statistics_epsilon": 1e4}, "data": {"train_size": 1438}}
+    model = fuse(uploads_of(tmp_path, layer, {"analytic": {"filters": 6}}))
+    assert float((model.predict(DIGITS.test.images) == DIGITS.test.labels).float().mean()) > 0.85
 
 
 def test_noise_is_secret_unless_a_simulation_asks_for_a_seed(tmp_path):

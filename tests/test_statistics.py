@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oneflare.config import DataConfig
 from oneflare.data import load
 from oneflare.errors import TrainingError
-from oneflare.nn.feature_maps import RandomConv
+from oneflare.nn.feature_maps import Bounded, RandomConv
 from oneflare.privacy import SENSITIVITY, Privacy, gaussian_delta, gaussian_noise, symmetric_noise
 from oneflare.statistics import Statistics, complaint, measure, pack, privatise, unpack
 
@@ -110,10 +110,11 @@ def test_pixels_that_are_not_finite_are_named():
 
 
 def test_clipped_features_are_no_longer_than_the_bound():
-    clipped = measure(MAP, DIGITS.images[:1], DIGITS.labels[:1], 10, clip=0.5)
+    clipped = measure(Bounded(MAP, 0.5), DIGITS.images[:1], DIGITS.labels[:1], 10)
     assert float(clipped.gram.trace()) == pytest.approx(0.25)
-    unclipped = measure(MAP, DIGITS.images, DIGITS.labels, 10, clip=1e6)
-    assert close(unclipped, WHOLE, 1e-12)
+    phi = Bounded(MAP, 1e6)(DIGITS.images)
+    assert torch.allclose(phi, MAP(DIGITS.images) - MAP(DIGITS.images).mean(1, keepdim=True), atol=1e-6)
+    assert Bounded(MAP, 1.0).fingerprint() != MAP.fingerprint()
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-5), (8.0, 1e-6)])

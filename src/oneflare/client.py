@@ -395,8 +395,8 @@ def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | N
     if plan is None:
         return None
     image, classes = job.contract.image, len(job.contract.classes)
-    features = build_feature_map(plan.feature_map, image.channels, image.size)
-    statistics = measure(features, data.images, data.labels, classes, plan.privacy.clip if plan.privacy else None)
+    features = build_feature_map(plan.feature_map, image.channels, image.size, plan.bound)
+    statistics = measure(features, data.images, data.labels, classes)
     if plan.privacy is not None:
         seed = job.experiment.upload.statistics_noise_seed
         generator = torch_generator(secrets.randbits(62) if seed is None else seed, job.client, "statistics noise")

@@ -25,14 +25,7 @@ from oneflare.errors import RunError, UploadError
 from oneflare.files import read_json, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
 from oneflare.metrics import diagnose, score
-from oneflare.nn import (
-    ANCHORS,
-    PrototypeNetwork,
-    build_feature_map,
-    encoder_spec,
-    feature_map_spec,
-    initial_network,
-)
+from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision
 from oneflare.privacy import Privacy
 from oneflare.statistics import Plan
@@ -308,12 +301,11 @@ def _plan(experiment: Experiment, dataset: Dataset) -> Plan | None:
         return None
     flip = dataset.flip if experiment.augment.flip is None else experiment.augment.flip
     spec = feature_map_spec(experiment.analytic, flip)
-    features = build_feature_map(spec, dataset.image.channels, dataset.image.size)
     upload = experiment.upload
     privacy = None
     if upload.statistics_epsilon is not None:
         privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
-    return Plan(spec, features.fingerprint(), features.dim, upload.statistics_dtype, privacy)
+    return Plan.of(spec, dataset.image.channels, dataset.image.size, upload.statistics_dtype, privacy)
 
 
 def peak_memory_bytes() -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from oneflare.errors import TrainingError
-from oneflare.nn import FeatureMap
+from oneflare.nn import FeatureMap, build_feature_map
 from oneflare.privacy import Privacy, symmetric_noise
 
 BLOCK = 512
@@ -43,6 +43,23 @@ class Plan:
     dim: int
     dtype: str = "float32"
     privacy: Privacy | None = None
+
+    @classmethod
+    def of(
+        cls,
+        feature_map: dict[str, Any],
+        channels: int,
+        size: int,
+        dtype: str = "float32",
+        privacy: Privacy | None = None,
+    ) -> Plan:
+        features = build_feature_map(feature_map, channels, size, None if privacy is None else privacy.clip)
+        return cls(feature_map, features.fingerprint(), features.dim, dtype, privacy)
+
+    @property
+    def bound(self) -> float | None:
+        """The largest norm of an image's features."""
+        return None if self.privacy is None else self.privacy.clip
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,18 +92,14 @@ class Statistics:
         return float(self.counts.sum())
 
 
-def measure(
-    features: FeatureMap, images: Tensor, labels: Tensor, classes: int, clip: float | None = None
-) -> Statistics:
-    """Statistics of some images, streamed; features longer than `clip` are shortened to it.
+def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) -> Statistics:
+    """Statistics of some images, streamed.
 
     Features are float32, all sums float64. Memory: G and one block of features.
     """
     total = Statistics.zeros(features.dim, classes)
     for start in range(0, len(images), BLOCK):
         phi = features(images[start : start + BLOCK]).double()
-        if clip is not None:
-            phi *= (clip / phi.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
         y = labels[start : start + BLOCK]
         total.counts.add_(torch.bincount(y, minlength=classes))
         total.sums.index_add_(0, y, phi)

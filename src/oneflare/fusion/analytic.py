@@ -23,11 +23,13 @@ class AnalyticModel(GlobalModel):
 
     kind = "analytic"
 
-    def __init__(self, task: Task, feature_map: Mapping[str, Any], weight: Tensor, bias: Tensor) -> None:
-        """feature_map: its spec; weight `(D, C)`, bias `(C,)`"""
+    def __init__(
+        self, task: Task, feature_map: Mapping[str, Any], bound: float | None, weight: Tensor, bias: Tensor
+    ) -> None:
+        """feature_map: its spec; bound: largest norm of features; weight `(D, C)`, bias `(C,)`"""
         super().__init__(task)
-        self.spec = dict(feature_map)
-        self.features = build_feature_map(self.spec, task.image.channels, task.image.size)
+        self.spec, self.bound = dict(feature_map), bound
+        self.features = build_feature_map(self.spec, task.image.channels, task.image.size, bound)
         self.weight, self.bias = weight, bias
 
     @property
@@ -41,14 +43,14 @@ class AnalyticModel(GlobalModel):
 
     def state(self, reference_from: Path | None) -> dict[str, Any]:
         del reference_from
-        return {"feature_map": self.spec, "weight": self.weight, "bias": self.bias}
+        return {"feature_map": self.spec, "bound": self.bound, "weight": self.weight, "bias": self.bias}
 
     @classmethod
     def from_state(
         cls, task: Task, state: Mapping[str, Any], encoder: Callable[[], nn.Module], source: Path
     ) -> AnalyticModel:
         del encoder, source
-        return cls(task, state["feature_map"], state["weight"], state["bias"])
+        return cls(task, state["feature_map"], state["bound"], state["weight"], state["bias"])
 
 
 @FUSIONS.register("analytic")
@@ -66,7 +68,7 @@ class Analytic(Fusion):
 
     def fuse(self, uploads: UploadSet) -> AnalyticModel:
         solved = solve(uploads.statistics(), kind=self.solver, ridge=self.ridge)
-        return AnalyticModel(uploads.task, uploads.plan.feature_map, solved.weight, solved.bias)
+        return AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, solved.weight, solved.bias)
 
 
 @rule

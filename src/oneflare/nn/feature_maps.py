@@ -57,11 +57,33 @@ class FeatureMap(Protocol):
 FEATURE_MAPS: Registry[FeatureMap | None] = Registry("feature map")
 
 
-def build_feature_map(spec: Mapping[str, Any], channels: int, size: int) -> FeatureMap:
+def build_feature_map(spec: Mapping[str, Any], channels: int, size: int, bound: float | None = None) -> FeatureMap:
     made = FEATURE_MAPS.build(spec, channels, size)
     if made is None:
         raise ConfigError("analytic=none has no features; set analytic=random_conv")
-    return made
+    return made if bound is None else Bounded(made, bound)
+
+
+class Bounded:
+    """Features of norm at most `bound`: x = phi - mean(phi), shortened where it is longer.
+
+    The mean over an image's own features is most of their length and says little; without it the same noise hides
+    less (`oneflare.privacy`).
+    """
+
+    def __init__(self, features: FeatureMap, bound: float) -> None:
+        self.features = features
+        self.bound = bound
+        self.dim, self.parameters = features.dim, features.parameters
+
+    def __call__(self, images: Tensor) -> Tensor:
+        phi = self.features(images)
+        phi -= phi.mean(1, keepdim=True)
+        shortened: Tensor = phi * (self.bound / phi.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
+        return shortened
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.features.fingerprint()}/{self.bound}".encode()).hexdigest()
 
 
 def feature_map_spec(spec: Mapping[str, Any], flip: bool) -> dict[str, Any]:
