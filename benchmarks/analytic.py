@@ -27,7 +27,7 @@ from oneflare.nn import build_encoder, build_feature_map
 from oneflare.nn.hardware import one_thread
 from oneflare.stages import Result, run_experiment
 from oneflare.statistics import measure
-from oneflare.study.bench import interleaved, machine, random_dataset
+from oneflare.study.bench.steps import interleaved, machine, random_dataset
 
 RESULTS = Path("results/analytic")
 TRAIN = {"cifar10": 10_000, "svhn": 10_000, "cifar100": 10_000, "tiny-imagenet": 8_000}
@@ -233,11 +233,10 @@ def _accuracy_table() -> str:
             mean_and_spread([cell["calibration_error"] for cell in own]),
             f"{found[0]['upload_bytes_per_client'] / 1e6:.2f}",
             f"{summary.mean(cell['fuse_seconds'] for cell in own):.1f}",
-            f"{max(cell['peak_memory_bytes'] for cell in found) / 2**30:.2f}",
         ]
         body.append(line)
     header = ["data", "filters", *(f"alpha {alpha}" for alpha in ALPHAS)]
-    header += ["balanced", "calibration error", "upload MB (float32)", "fusion s", "peak GiB"]
+    header += ["balanced", "calibration error", "upload MB (float32)", "fusion s"]
     return "## `analytic`\n\n" + rows(header, body)
 
 
