@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from oneflare.config import SHORT_FORMS, merge, parse_overrides, read_yaml
+from oneflare.config import SHORT_FORMS, Experiment, merge, parse_overrides, read_yaml
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
 
@@ -50,6 +50,14 @@ def test_yaml_round_trip(tmp_path):
     again = resolve(read_yaml(path))
     assert again == experiment
     assert again.training_digest() == experiment.training_digest()
+
+
+def test_an_option_that_is_absent_leaves_the_digest_alone():
+    plain = Experiment()
+    content = plain.model_dump(mode="json")
+    assert content["data"]["image_size"] is None
+    assert Experiment.model_validate(content).training_digest() == plain.training_digest()
+    assert Experiment(data={"name": "digits", "image_size": 16}).training_digest() != plain.training_digest()
 
 
 def test_digest_ignores_where_and_how_uploads_are_used():

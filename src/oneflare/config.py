@@ -63,7 +63,9 @@ class DataConfig(Section):
     path: str | None = Field(None, description="folder with the files; default: $ONEFLARE_DATA, then the hub")
     train_size: int | None = Field(None, ge=1, description="seeded subset of the training images")
     test_size: int | None = Field(None, ge=1, description="seeded subset of the test images")
-    image_size: int = Field(32, ge=8, le=64, description="side to which images of a folder are brought")
+    image_size: int | None = Field(
+        None, ge=8, le=64, description="side to which images are brought; default: the data set's own, 32 for a folder"
+    )
     test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
     seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
     digest: str | None = Field(None, description="fingerprint of arrays given in Python")
@@ -194,14 +196,24 @@ class Experiment(Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def training_digest(self) -> str:
-        """Identifies what the uploads depend on: not the fusions, nor where and how fast clients run."""
+        """Identifies what the uploads depend on: not the fusions, nor where and how fast clients run.
+
+        What is absent (None, empty) does not count, so a new option that is off leaves old runs their name.
+        """
         content = self.model_dump(mode="json", exclude={"fusions", "engine", "workers"})
         content["train"].pop("checkpoint_seconds")
-        return digest_of(content)
+        return digest_of(_present(content))
 
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""
         return digest_of([self.data.model_dump(), self.partition.model_dump(), self.seed])
+
+
+def _present(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _present(item) for key, item in value.items()}
+    return {key: item for key, item in kept.items() if item not in (None, {}, [])}
 
 
 def validate(content: Layer) -> Experiment:

@@ -159,6 +159,9 @@ def bench(
         "results/bench.json"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes minutes.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Measure this section again (and what is missing); repeatable.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 where a target is missed.")] = False,
     json: Json = False,
 ) -> None:
@@ -172,7 +175,7 @@ def bench(
     from oneflare.report.pictures import growth_picture
     from oneflare.study.bench.suite import run_suite
 
-    content, targets = run_suite(out, quick=quick, say=lambda text: show.note(f"measuring {text}"))
+    content, targets = run_suite(out, quick=quick, only=only or (), say=lambda text: show.note(f"measuring {text}"))
     growth_picture(content).savefig(out.with_suffix(".png"), dpi=130)
     if json:
         show.as_json(content)

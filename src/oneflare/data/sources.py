@@ -117,7 +117,8 @@ def folder(config: DataConfig) -> Dataset:
     names = tuple(sorted(entry.name for entry in train_root.iterdir() if entry.is_dir() and entry.name[0] != "."))
     if len(names) < 2:
         raise DataError(f"{train_root} holds {len(names)} class folders; at least two are needed")
-    train = _read_class_folders(train_root, names, config.image_size)
+    size = config.image_size or 32
+    train = _read_class_folders(train_root, names, size)
     test_root = next((root / part for part in ("test", "valid", "val") if (root / part).is_dir()), None)
     if test_root is None or train_root == root:
         train, test = hold_out(train, config.test_fraction)
@@ -125,8 +126,8 @@ def folder(config: DataConfig) -> Dataset:
         unknown = {entry.name for entry in test_root.iterdir() if entry.is_dir()} - set(names)
         if unknown:
             raise DataError(f"{test_root} has classes that {train_root} lacks: {', '.join(sorted(unknown))}")
-        test = _read_class_folders(test_root, names, config.image_size, train.images.shape[1])
-    image = ImageSpec.default(train.images.shape[1], config.image_size)
+        test = _read_class_folders(test_root, names, size, train.images.shape[1])
+    image = ImageSpec.default(train.images.shape[1], size)
     return Dataset(f"folder:{root.name}", train, test, names, image, flip=False)
 
 
@@ -270,13 +271,13 @@ def _from_hub(name: str, layout: HubLayout, config: DataConfig) -> Dataset:
 
 def _from_tables(name: str, layout: HubLayout, train: _Table, test: _Table, config: DataConfig) -> Dataset:
     """Decode only the rows that the subset sizes ask for."""
-    splits = []
-    for table, size, purpose in ((train, config.train_size, "train"), (test, config.test_size, "test")):
-        rows = draw_rows(len(table.labels), size, config.seed, purpose)
+    splits, side = [], config.image_size or layout.size
+    for table, wanted, purpose in ((train, config.train_size, "train"), (test, config.test_size, "test")):
+        rows = draw_rows(len(table.labels), wanted, config.seed, purpose)
         contents = table.images.take(rows.numpy()).field("bytes").to_pylist()
         places = [f"{table.where} row {int(row)}" for row in rows]
-        splits.append(Split(decode(contents, places, layout.size), table.labels[rows]))
+        splits.append(Split(decode(contents, places, side), table.labels[rows]))
     number = int(max(train.labels.max(), test.labels.max())) + 1
     names = train.classes or tuple(str(label) for label in range(number))
-    image = ImageSpec(3, layout.size, layout.mean, layout.std)
+    image = ImageSpec(3, side, layout.mean, layout.std)
     return Dataset(name, splits[0], splits[1], names, image, layout.flip)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
-from oneflare.files import write_json
+from oneflare.errors import ConfigError, did_you_mean
+from oneflare.files import read_json, write_json
 from oneflare.study.bench.growth import client_growth, fusion_growth, start_up
 from oneflare.study.bench.steps import busy_machine, cohort_gain, controller_costs, machine, step_overhead
 from oneflare.study.bench.wire import communication
@@ -30,10 +31,22 @@ class Target:
         return self.value <= self.limit
 
 
-def run_suite(out: Path, *, quick: bool, say: Callable[[str], None]) -> tuple[dict[str, Any], list[Target]]:
-    """Measure everything, write `out` (JSON); `quick` leaves out what takes minutes."""
+def run_suite(
+    out: Path, *, quick: bool, say: Callable[[str], None], only: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[Target]]:
+    """Measure everything, write `out` (JSON); `quick` leaves out what takes minutes.
+
+    only: sections to measure again, the others stay as the file has them
+    """
     content: dict[str, Any] = {"oneflare": __version__, "quick": quick, "machine": machine()}
-    for name, section in _sections(quick).items():
+    sections = _sections(quick)
+    for name in only:
+        if name not in sections:
+            raise ConfigError(f"no benchmark is called '{name}'{did_you_mean(name, sections)}")
+    if only:
+        content = (read_json(out) if out.exists() else {}) | content
+        sections = {name: section for name, section in sections.items() if name in only or name not in content}
+    for name, section in sections.items():
         say(name.replace("_", " "))
         content[name] = section()
         write_json(out, content)
