@@ -26,14 +26,18 @@ def build_encoder(spec: Mapping[str, Any], channels: int) -> nn.Module:
 def encoder_spec(spec: Mapping[str, Any], classes: int) -> dict[str, Any]:
     """The spec with `dim` decided: the encoder's own size, or a projection wide enough for C-1 directions."""
     complete = ENCODERS.complete(spec, "encoder")
-    if complete.get("dim") is None:
+    if "dim" in complete and complete["dim"] is None:
         own = native_dim(complete)
         complete["dim"] = own if own >= classes - 1 else 32 * ((classes + 31) // 32)
     return complete
 
 
 def native_dim(spec: Mapping[str, Any]) -> int:
-    return int(spec["width"]) * {"conv4": 4, "resnet8": 4, "resnet18": 8}[spec["name"]]
+    """d without a projection; encoders from elsewhere are asked."""
+    per_width = {"conv4": 4, "resnet8": 4, "resnet18": 8}
+    if spec["name"] in per_width:
+        return int(spec["width"]) * per_width[spec["name"]]
+    return feature_dim(build_encoder(spec, 3), 3, 32)
 
 
 class Block(nn.Module):
