@@ -3,7 +3,8 @@
 A page is run from top to bottom in an empty folder. Figures with a decimal point may differ between machines and
 moments; everything else must be as written.
 
-    ```console      lines after `$ ` are commands, the lines below them what they print; `...` stands for anything
+    ```console      lines after `$ ` are commands, the lines below them what they print (to stderr, if nothing goes to
+                    stdout); `...` stands for anything
     ```python       runs in one session per page; `#>` lines below a block's last statement are what it prints
     ```yaml title="experiment.yaml"  and  ```python title="rule.py"     are written to that file
 
@@ -93,7 +94,7 @@ def _console(page: Path, block: Block, folder: str, environment: dict[str, str])
             more, _, expected = expected.partition("\n")
             command = command[:-1] + more.strip()
         done = _run(command, folder, environment)
-        printed = done.stdout + done.stderr
+        printed = done.stdout if done.stdout.strip() else done.stderr
         if expected.strip() and not agrees(expected, printed):
             complaints.append(f"{page.name}:{block.line}: `{command}` printed\n{printed.rstrip()}\n--- not\n{expected}")
         if done.returncode not in (0, 2) or (done.returncode == 2 and "error:" not in expected):
