@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -49,6 +50,7 @@ def _name_list(value: Any) -> Any:
 
 
 Component = Annotated[dict[str, Any], BeforeValidator(_has_name)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_name_list), AfterValidator(lambda names: tuple(sorted(set(names))))]
 Components = Annotated[tuple[Component, ...], BeforeValidator(_name_list)]
 
 
@@ -147,6 +149,7 @@ class UploadConfig(Section):
     statistics_noise_seed: int | None = Field(
         None, ge=0, description="for simulations only; default: the operating system's randomness"
     )
+    evidence: Names = Field((), description="what clients measure of their networks for fusions that need it")
 
 
 class Experiment(Section):

@@ -109,6 +109,7 @@ class Federation:
             classes=dataset.classes,
             statistics=_plan(experiment, dataset),
             deep=experiment.trains,
+            evidence=experiment.upload.evidence,
         )
         return cls(experiment, files, dataset, partition, contract, encoder)
 

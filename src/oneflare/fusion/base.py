@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from oneflare.config import UploadConfig
 from oneflare.errors import ConfigError, UploadError
+from oneflare.evidence import EVIDENCE
+from oneflare.evidence import offers as evidence_offers
 from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
 from oneflare.nn import PrototypeNetwork
 from oneflare.registry import Registry
@@ -118,12 +120,23 @@ def offered_fields(
         "statistics": statistics,
         "calibration": deep and holdout > 0,
     }
-    return frozenset(name for name, offered in offers.items() if offered)
+    measured = evidence_offers(config.evidence) if deep else frozenset()
+    return frozenset(name for name, offered in offers.items() if offered) | measured
 
 
-def check_needs(specs: Sequence[Mapping[str, Any]], offered: frozenset[str], remedy: str = "") -> None:
+def check_needs(
+    specs: Sequence[Mapping[str, Any]],
+    offered: frozenset[str],
+    remedy: str = "",
+    *,
+    before_training: bool = False,
+) -> None:
+    """Refuse fusions that these uploads cannot feed; before training, what clients measure can still be chosen."""
     for spec in specs:
         missing = sorted(build_fusion(spec).needs - offered)
+        if missing and before_training and set(missing) <= set(EVIDENCE):
+            wanted = {name for one in specs for name in build_fusion(one).needs & set(EVIDENCE)} - offered
+            remedy = f"; set upload.evidence={','.join(sorted(wanted | (offered & set(EVIDENCE))))}"
         if missing:
             raise ConfigError(
                 f"fusion {spec['name']} needs {' and '.join(missing)}, which the uploads withhold{remedy}"
