@@ -71,6 +71,7 @@ def complete(experiment: Experiment) -> Experiment:
         deep=resolved.trains,
         statistics=resolved.analytic["name"] != "none",
         holdout=resolved.train.holdout,
+        public=resolved.data.public,
     )
     check_needs(resolved.fusions, offered, "; change fusions, or what uploads hold (upload, analytic, train.holdout)")
     names = [spec["name"] for spec in resolved.fusions]
