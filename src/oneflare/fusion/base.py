@@ -28,6 +28,8 @@ class UploadSet:
     uploads: tuple[Upload, ...]
     contract: Contract
     template: PrototypeNetwork
+    public: Tensor | None = None
+    """`(n, c, h, w)` images that belong to nobody, without labels"""
 
     def __post_init__(self) -> None:
         if not self.uploads:
@@ -38,6 +40,12 @@ class UploadSet:
 
     def __iter__(self) -> Iterator[Upload]:
         return iter(self.uploads)
+
+    @property
+    def offered(self) -> frozenset[str]:
+        """What a fusion can have."""
+        own = frozenset.intersection(*(upload.fields for upload in self.uploads))
+        return own if self.public is None else own | {"public"}
 
     @property
     def task(self) -> Task:
@@ -110,15 +118,21 @@ def build_fusion(spec: Mapping[str, Any]) -> Fusion:
 
 
 def offered_fields(
-    config: UploadConfig, *, deep: bool = True, statistics: bool = False, holdout: float = 0
+    config: UploadConfig,
+    *,
+    deep: bool = True,
+    statistics: bool = False,
+    holdout: float = 0,
+    public: int | None = None,
 ) -> frozenset[str]:
-    """What uploads written under these switches will hold."""
+    """What uploads written under these switches will hold, and what the server has beside them."""
     offers = {
         "weights": deep,
         "prototypes": deep,
         "counts": config.counts != "withheld",
         "statistics": statistics,
         "calibration": deep and holdout > 0,
+        "public": public is not None,
     }
     measured = evidence_offers(config.evidence) if deep else frozenset()
     return frozenset(name for name, offered in offers.items() if offered) | measured
@@ -137,6 +151,10 @@ def check_needs(
         if missing and before_training and set(missing) <= set(EVIDENCE):
             wanted = {name for one in specs for name in build_fusion(one).needs & set(EVIDENCE)} - offered
             remedy = f"; set upload.evidence={','.join(sorted(wanted | (offered & set(EVIDENCE))))}"
+        if "public" in missing:
+            raise ConfigError(
+                f"fusion {spec['name']} needs public images, and none are set aside; run with data.public=NUMBER"
+            )
         if missing:
             raise ConfigError(
                 f"fusion {spec['name']} needs {' and '.join(missing)}, which the uploads withhold{remedy}"

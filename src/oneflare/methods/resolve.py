@@ -73,6 +73,7 @@ def complete(experiment: Experiment) -> Experiment:
         deep=resolved.trains,
         statistics=resolved.analytic["name"] != "none",
         holdout=resolved.train.holdout,
+        public=resolved.data.public,
     )
     remedy = "; change fusions, or what uploads hold (upload, analytic, train.holdout)"
     check_needs(resolved.fusions, offered, remedy, before_training=True)
