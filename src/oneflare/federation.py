@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oneflare._version import __version__
 from oneflare.client import ClientFiles, ClientJob, ClientSummary, snapshot_epochs
@@ -109,6 +109,7 @@ class Federation:
             classes=dataset.classes,
             statistics=_plan(experiment, dataset),
             deep=experiment.trains,
+            evidence=experiment.upload.evidence,
         )
         return cls(experiment, files, dataset, partition, contract, encoder)
 
@@ -139,6 +140,11 @@ class Federation:
             self.encoder,
             self.contract.dim,
         )
+
+    @property
+    def public(self) -> Tensor | None:
+        """The public split as fusions see it: without labels."""
+        return None if self.dataset.public is None else self.dataset.public.images
 
     def client_data(self, client: int) -> ClientData:
         rows = torch.from_numpy(self.partition.indices[client])
@@ -197,7 +203,7 @@ class Federation:
         if not uploads:
             reasons = "; ".join(f"client {s.client}: {s.reason}" for s in summaries if s.reason)
             raise RunError(f"no client produced a usable upload ({reasons})")
-        return UploadSet(tuple(uploads), self.contract, self.template())
+        return UploadSet(tuple(uploads), self.contract, self.template(), self.public)
 
     def fuse(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer) -> None:
         """Models, metrics and the simulated fusions at the snapshots, for the fusions that are not there yet."""
@@ -251,6 +257,7 @@ class Federation:
             tuple(read_upload(self.files.client(client).snapshot(epoch), self.contract) for client in clients),
             self.contract,
             self.template(),
+            self.public,
         )
         models = {spec["name"]: build_fusion(spec).fuse(uploads) for spec in specs}
         logits = logits_of_all(models, self.dataset.test.images)
@@ -269,6 +276,7 @@ class Federation:
                 "name": self.dataset.name,
                 "train": len(self.dataset.train.labels),
                 "test": len(self.dataset.test.labels),
+                "public": 0 if self.dataset.public is None else len(self.dataset.public.labels),
                 "classes": list(self.dataset.classes),
             },
             "partition": {
