@@ -235,6 +235,7 @@ def test_an_encoder_that_cannot_be_followed_is_named():
 def test_expert_votes_by_hand(tiny_uploads):
     counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 7.0, 0.0]])
     assert expert_weights(counts).tolist() == [[0.75, 0, 0], [0.25, 1, 0]]
+    assert torch.allclose(expert_weights(counts, "client"), torch.tensor([[3.0, 0, 0], [8, 8, 0]]) / 11)
     model = build_fusion({"name": "class_experts"}).fuse(tiny_uploads)
     inputs = prepare(IMAGES, tiny_uploads.contract.image)
     total = torch.zeros(len(IMAGES), 10)

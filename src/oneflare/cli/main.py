@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, laboratory
+from oneflare.cli import commands, fusing, laboratory
 from oneflare.errors import OneFlareError
 
 EXIT_USER_ERROR = 2
@@ -46,7 +46,7 @@ def root(
 
 app.command("run", rich_help_panel="Work")(commands.run)
 app.command("compare", rich_help_panel="Work")(commands.compare)
-app.command("fuse", rich_help_panel="Work")(commands.fuse)
+app.command("fuse", rich_help_panel="Work")(fusing.fuse)
 app.command("study", rich_help_panel="Work")(laboratory.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
 app.command("report", rich_help_panel="Look")(commands.report)

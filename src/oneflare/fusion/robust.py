@@ -35,22 +35,31 @@ class ExpertVotes:
         return state.clamp(min=1e-30).log()
 
 
-def expert_weights(counts: Tensor) -> Tensor:
-    """w_ic = n_ic / sum_j n_jc `(N, C)`: who never saw a class has no vote on it; 0 where nobody did."""
-    return (counts / counts.sum(0).clamp(min=1e-12)).float()
+def expert_weights(counts: Tensor, share: Literal["class", "client"] = "class") -> Tensor:
+    """`(N, C)`, 0 where a client never saw the class.
+
+    class: w_ic = n_ic / sum_j n_jc, the client's share of the class. client: w_ic = [n_ic > 0] n_i / sum_j n_j.
+    """
+    if share == "class":
+        return (counts / counts.sum(0).clamp(min=1e-12)).float()
+    return ((counts > 0) * counts.sum(1, keepdim=True) / counts.sum()).float()
 
 
 @FUSIONS.register("class_experts")
 class ClassExperts(Fusion):
     """each client votes only on the classes it has seen, weighted by its share of their images
 
-    score_c = sum_i n_ic/(sum_j n_jc) softmax(z_i P_i^T)_c
+    score_c = sum_i n_ic/(sum_j n_jc) softmax(z_i P_i^T)_c. A client that alone holds a class, and little else, answers
+    it for every image and has its full weight there; share=client weighs by all its images instead.
     """
 
     needs = frozenset({"weights", "prototypes", "counts"})
 
+    def __init__(self, *, share: Literal["class", "client"] = "class") -> None:
+        self.share: Literal["class", "client"] = share
+
     def fuse(self, uploads: UploadSet) -> MemberModel:
-        return uploads.members(ExpertVotes(expert_weights(uploads.counts), uploads.prototypes))
+        return uploads.members(ExpertVotes(expert_weights(uploads.counts, self.share), uploads.prototypes))
 
 
 def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:
