@@ -8,10 +8,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from conftest import TINY
-from oneflare.cli.main import app
+from oneflare.cli.fusing import fuse
 from oneflare.config import DataConfig
 from oneflare.data import load
 from oneflare.engine.measure import measure
@@ -276,23 +275,22 @@ def test_the_command(own_copy, tmp_path):
     assert "memberships/without-2-" in shown.stdout
 
 
-def test_without_a_name_the_members_are_fused_as_the_run_was(own_copy):
-    outcome = CliRunner().invoke(app, ["fuse", str(own_copy), "--without", "2", "--json", "--quiet"])
-    (table,) = json.loads(outcome.stdout)["tables"]
+def test_without_a_name_the_members_are_fused_as_the_run_was(own_copy, capsys):
+    fuse([own_copy], without=[2], json=True, quiet=True)
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
     assert list(table["fusions"]) == ["count_prototypes"]
     assert table["clients"] == [[0, 1]]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
     [
-        ([], "nothing to do"),
-        (["--all", "-f", "ties"], "give --all or --fusion"),
-        (["-f", "ties", "--with-training"], "belongs to --all"),
-        (["-f", "tyes"], "did you mean 'ties'"),
+        ({}, "nothing to do"),
+        ({"everything": True, "fusion": ["ties"]}, "give --all or --fusion"),
+        ({"fusion": ["ties"], "with_training": True}, "belongs to --all"),
+        ({"fusion": ["tyes"]}, "did you mean 'ties'"),
     ],
 )
-def test_mistakes_are_named(words, message, rich_run):
-    outcome = CliRunner().invoke(app, ["fuse", str(rich_run), *words])
-    assert isinstance(outcome.exception, OneFlareError)
-    assert message in str(outcome.exception)
+def test_mistakes_are_named(options, message, rich_run):
+    with pytest.raises(OneFlareError, match=message):
+        fuse([rich_run], quiet=True, **options)
