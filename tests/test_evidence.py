@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from conftest import TINY
+from oneflare.cohort import cohorts
 from oneflare.data import ClientData, ImageSpec, Split, load, prepare
 from oneflare.errors import ConfigError, UploadError
 from oneflare.evidence import (
@@ -24,7 +25,7 @@ from oneflare.evidence import (
     offers,
     unpack_symmetric,
 )
-from oneflare.federation import Federation, RunFiles
+from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import digest_of, tensor_digest
 from oneflare.methods.resolve import resolve
 from oneflare.nn import PrototypeNetwork
@@ -251,3 +252,19 @@ def test_absent_evidence_leaves_the_run_its_name():
     assert resolve(TINY).training_digest() == resolve(TINY, {"upload.evidence": []}).training_digest()
     assert resolve(TINY, {"upload.evidence": "gram,fisher"}).upload.evidence == ("fisher", "gram")
     assert resolve(TINY).training_digest() != resolve(TINY, {"upload.evidence": "fisher"}).training_digest()
+
+
+def test_clients_that_train_together_measure_too(tmp_path):
+    layer = {"partition": {"kind": "iid", "clients": 20}, "upload.evidence": "moments,fisher", "epochs": 1}
+    experiment = resolve(TINY, {"method": "fafi"}, layer)
+    made = Federation.build(experiment, RunFiles(tmp_path), load(experiment.data), None, None)
+    assert max(map(len, cohorts(made.partition.sizes, 8, None))) > 1
+    for upload in made.collect(made.train(Observer()), Observer()):
+        network = made.template()
+        network.encoder.load_state_dict(upload.weights())
+        network.prototypes.data.copy_(upload.prototypes)
+        expected = measure_evidence(
+            network, made.client_data(upload.client), made.contract.image, ("moments", "fisher")
+        )
+        for name, tensor in upload.evidence().items():
+            assert torch.allclose(tensor, expected[name], rtol=1e-3, atol=1e-6), name
