@@ -88,8 +88,10 @@ class Contract:
         )
 
     def encoder_hash(self) -> str:
+        """Options that are absent do not count, so a new one leaves old uploads readable."""
         shapes = {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}
-        return digest_of([self.encoder, shapes])
+        present = {key: value for key, value in self.encoder.items() if value is not None}
+        return digest_of([present, shapes])
 
 
 @dataclass(frozen=True)
