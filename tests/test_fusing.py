@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 from conftest import TINY
-from oneflare.cli.fusing import fuse
 from oneflare.config import DataConfig
 from oneflare.data import load
 from oneflare.engine.measure import measure
@@ -24,6 +24,10 @@ from oneflare.stages import Observer, RunFiles, fuse_run, open_run, run_experime
 from oneflare.study.compare import compare_methods
 from oneflare.study.fusing import DIAGNOSTICS, STAMP, bench_runs
 from test_cli import oneflare
+
+with warnings.catch_warnings():  # typer names parts of click that are on their way out
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from oneflare.cli.fusing import fuse
 
 IMAGES = load(DataConfig(test_size=40)).test.images
 RICH = {
