@@ -14,6 +14,7 @@ from oneflare.methods.systems import check_systems, complete_objective
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
 from oneflare.objective import CONTROLLERS, TERMS, ClientFacts, build_controller
+from oneflare.plugins import load_plugins
 from oneflare.schedules import SCHEDULES, build_schedule
 
 ARRAYS = "arrays"
@@ -26,6 +27,7 @@ NAMED_DEFAULTS = {
 
 def resolve(*layers: Layer) -> Experiment:
     """Defaults, then the method's recipe, then the layers, later ones winning."""
+    load_plugins()
     wanted = merge(*layers)
     name = wanted.get("method", Experiment.model_fields["method"].default)
     if not isinstance(name, str):
