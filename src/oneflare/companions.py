@@ -32,6 +32,8 @@ class ClientJob:
     folder: Path
     flip: bool
     encoder: nn.Module | None = None
+    bank: Path | None = None
+    """the teacher's features of the public images, where the objective has a public bank"""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from oneflare.errors import ConfigError, did_you_mean
 from oneflare.evidence import EVIDENCE
 from oneflare.fusion import FUSIONS, check_needs, offered_fields
 from oneflare.methods.recipes import find_method
+from oneflare.methods.systems import check_systems, complete_objective
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
 from oneflare.objective import CONTROLLERS, TERMS, ClientFacts, build_controller
@@ -54,6 +55,7 @@ def complete(experiment: Experiment) -> Experiment:
         "anchors": ANCHORS.complete(experiment.anchors, "anchors"),
         "controller": CONTROLLERS.complete(experiment.controller, "controller"),
         "analytic": FEATURE_MAPS.complete(experiment.analytic, "analytic"),
+        "objective": complete_objective(experiment.objective),
         "fusions": tuple(FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in experiment.fusions),
         "train": experiment.train.model_copy(
             update={"schedule": SCHEDULES.complete(experiment.train.schedule, "train.schedule")}
@@ -70,6 +72,7 @@ def complete(experiment: Experiment) -> Experiment:
         raise ConfigError("train.momentum_reset needs a schedule with restarts; set train.schedule=cosine_restarts")
     _check_statistics(resolved)
     _check_evidence(resolved)
+    check_systems(resolved)
     offered = offered_fields(
         resolved.upload,
         deep=resolved.trains,
