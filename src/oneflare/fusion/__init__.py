@@ -3,6 +3,9 @@
 from oneflare.fusion import (  # noqa: F401  (registers)
     analytic,
     average,
+    coboosting,
+    datafree,
+    distill,
     ensemble,
     features,
     fisher,

@@ -17,6 +17,7 @@ from oneflare.errors import ConfigError, UploadError
 from oneflare.evidence import EVIDENCE
 from oneflare.evidence import offers as evidence_offers
 from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
+from oneflare.fusion.workspace import Workspace
 from oneflare.nn import PrototypeNetwork
 from oneflare.registry import Registry
 from oneflare.statistics import Plan, Statistics
@@ -116,9 +117,16 @@ class Fusion(ABC):
     """fields of the uploads; a constructor may ask for more where an option does"""
     trains: ClassVar[bool] = False
     """whether it takes many optimisation steps, so that nobody starts it unasked"""
+    teacher: Mapping[str, Any] | None = None
+    """the fusion it learns from, if it learns from one"""
 
     @abstractmethod
     def fuse(self, uploads: UploadSet) -> GlobalModel: ...
+
+    def fuse_in(self, uploads: UploadSet, workspace: Workspace) -> GlobalModel:
+        """The same, saying how far it is and resuming where it was stopped, if it takes that long."""
+        del workspace
+        return self.fuse(uploads)
 
 
 FUSIONS: Registry[Fusion] = Registry("fusion")
