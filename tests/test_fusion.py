@@ -26,8 +26,6 @@ BUILT = {name: build_fusion({"name": name}) for name in FUSIONS}
 PLAIN = {"weights", "prototypes", "counts"}
 """what every upload of the tiny run holds"""
 DEEP = [name for name, fusion in BUILT.items() if fusion.needs <= PLAIN and not fusion.trains]
-    name for name in FUSIONS if build_fusion({"name": name}).needs <= PLAIN and not build_fusion({"name": name}).trains
-]
 
 
 def fuse(name: str, uploads: UploadSet):
