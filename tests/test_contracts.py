@@ -48,7 +48,8 @@ def test_feature_maps(name):
 
 @pytest.mark.parametrize("name", [name for name in FUSIONS if not getattr(FUSIONS[name].factory, "trains", False)])
 def test_fusions(name):
-    check_fusion(name, settings=NEEDS_MORE.get(name))
+    measured = sorted(build_fusion({"name": name}).needs & set(EVIDENCE))
+    check_fusion(name, settings={"upload.evidence": measured} | NEEDS_MORE.get(name, {}))
 
 
 def test_sources_and_methods():
