@@ -1,8 +1,8 @@
 """What one deployable network keeps of its teacher: `python -m benchmarks.distill`
 
-Digits, alpha 0.05, 5 clients, FLARE uploads, 200 public images, seeds 0 to 2, every fusion with its default budget.
-Each seed is a whole run through the library, kept in `results/fusion/distill_digits.json` as soon as it is measured; a
-rerun measures only the seeds that are missing, then writes the table beside it.
+Digits, alpha 0.05, 5 clients, FLARE uploads, 400 public images, seeds 0 to 2, every fusion with its default budget.
+Each seed is a whole run through the library in `runs/distill_digits`, which resumes where it was stopped; its figures
+go to `results/fusion/distill_digits.json`, and the table beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from oneflare.stages import run_experiment
 RESULTS = Path("results/fusion/distill_digits.json")
 FUSIONS = ("distill_public", "distill_datafree", "coboosting")
 SEEDS = (0, 1, 2)
+RUNS = Path("runs/distill_digits")
 SETTING = {
     "method": "flare",
-    "data": {"name": "digits", "public": 200},
+    "data": {"name": "digits", "public": 400},
     "alpha": 0.05,
     "workers": 1,
     "train": {"snapshots": 0},
@@ -33,10 +33,10 @@ KEPT = ("accuracy", "balanced_accuracy", "worst_class", "parameters", "forward_p
 
 def measure(seed: int) -> dict[str, Any]:
     experiment = resolve(SETTING, {"seed": seed, "fusions": ["count_prototypes", "average", *FUSIONS]})
-    with tempfile.TemporaryDirectory() as folder:
-        rows = run_experiment(experiment, Path(folder) / "run").fusions
+    rows = run_experiment(experiment, RUNS / f"s{seed}").fusions
+    more = ("teacher", "training")
     return {
-        name: {key: row[key] for key in KEPT} | {key: row[key] for key in ("teacher", "training") if key in row}
+        name: {key: row[key] for key in KEPT} | {key: row[key] for key in more if key in row}
         for name, row in rows.items()
     }
 
@@ -46,7 +46,7 @@ def table(content: dict[str, Any]) -> str:
     lines = [
         f"# One network from FLARE uploads: digits, alpha 0.05, 5 clients, seeds {', '.join(seeds)}",
         "",
-        "`python -m benchmarks.distill`; 200 public images that no client owns (only distill_public looks at them);",
+        "`python -m benchmarks.distill`; 400 public images that no client owns (only distill_public looks at them);",
         "teacher: count_prototypes; budgets and options as by default. Test accuracy in %, mean ± deviation over seeds.",
         "",
         "| fusion | accuracy | of the teacher's, % | agreement, % | parameters | passes | seconds |",
