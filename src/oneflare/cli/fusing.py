@@ -112,8 +112,8 @@ def _print(table: BenchTable) -> None:
     if table.names:
         console.print(_figures(table))
         console.print(
-            f"difference: accuracy minus that of {table.first} on the same uploads, points; server s, MiB: processor time and "
-            "resident memory that fusing took in a process of its own; MB: what it reads of all uploads"
+            f"difference: accuracy minus that of {table.first} on the same uploads, points; server s, MiB: processor "
+            "time and resident memory that fusing took in a process of its own; MB: what it reads of all uploads"
         )
     for name, reason in table.left_out.items():
         console.print(f"not in the table: {name} {reason}", soft_wrap=True)

@@ -1,9 +1,9 @@
 """What a piece of work costs: seconds, and the memory it needs beyond what was there before.
 
 The work runs in a forked process of its own, so nothing it leaves behind enters the next measurement. Before it starts
-freed memory is given back to the system and the kernel's high-water mark of resident memory is reset. Short work is done
-twice and measured the second time, when imports and first touches of library pages are past; in long work they do not
-matter.
+freed memory is given back to the system and the kernel's high-water mark of resident memory is reset. Short work is
+done twice and measured the second time, when imports and first touches of library pages are past; in long work they
+do not matter.
 """
 
 from __future__ import annotations
