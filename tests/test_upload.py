@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -234,3 +235,12 @@ def test_weights_are_checked_again_when_they_are_read(file):
     write(file, epoch=8)
     with pytest.raises(UploadError, match="is not the upload that was fused"):
         read_weights(file, upload.digest)
+
+
+def test_an_encoder_option_that_is_absent_leaves_uploads_valid(tiny_uploads):
+    contract = tiny_uploads.contract
+    hashes = {
+        replace(contract, encoder=contract.encoder | more).encoder_hash()
+        for more in ({}, {"later_option": None}, {"later_option": 2})
+    }
+    assert len(hashes) == 2

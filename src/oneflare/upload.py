@@ -77,8 +77,10 @@ class Contract:
         return cls(federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep)
 
     def encoder_hash(self) -> str:
+        """Options that are absent do not count, so a new one leaves old uploads valid."""
         shapes = {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}
-        return digest_of([self.encoder, shapes])
+        present = {key: value for key, value in self.encoder.items() if value is not None}
+        return digest_of([present, shapes])
 
 
 @dataclass(frozen=True)
