@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from oneflare._version import __version__
-from oneflare.client import ClientFiles, ClientJob, ClientSummary, snapshot_epochs
+from oneflare.client import ClientFiles, ClientJob, ClientSummary, shared_start, snapshot_epochs
 from oneflare.cohort import cohorts, train_cohort
 from oneflare.config import Experiment
 from oneflare.data import ClientData, Dataset, Partition, split_clients
 from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
-from oneflare.errors import RunError, UploadError
-from oneflare.files import read_json, write_json
+from oneflare.errors import ConfigError, RunError, UploadError
+from oneflare.files import read_json, save_state, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
 from oneflare.fusion.workspace import Workspace
 from oneflare.metrics import diagnose, retention, score
@@ -31,6 +31,7 @@ from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spe
 from oneflare.nn.hardware import choose_device, choose_precision
 from oneflare.privacy import Privacy
 from oneflare.statistics import Plan
+from oneflare.teacher import teacher_features
 from oneflare.upload import Contract, Upload, read_upload
 
 
@@ -66,6 +67,7 @@ class RunFiles:
         self.result = folder / "result.json"
         self.diagnostics = folder / "diagnostics.json"
         self.report = folder / "report.html"
+        self.bank = folder / "public_bank.safetensors"
 
     def client(self, client: int) -> ClientFiles:
         return ClientFiles(self.folder / "clients" / f"{client:03d}")
@@ -117,6 +119,7 @@ class Federation:
             classes=dataset.classes,
             statistics=_plan(experiment, dataset),
             deep=experiment.trains,
+            evidence=experiment.upload.evidence,
         )
         return cls(experiment, files, dataset, partition, contract, encoder)
 
@@ -137,16 +140,7 @@ class Federation:
         return self.experiment.workers or default_workers()
 
     def template(self) -> PrototypeNetwork:
-        image = self.contract.image
-        return initial_network(
-            self.contract.encoder,
-            image.channels,
-            image.size,
-            len(self.contract.classes),
-            self.experiment.seed,
-            self.encoder,
-            self.contract.dim,
-        )
+        return shared_start(self.experiment, self.contract, self.encoder)
 
     @property
     def public(self) -> Tensor | None:
@@ -161,7 +155,9 @@ class Federation:
         """Every client on its own data; small ones share a batch of models."""
         sizes, epochs = self.partition.sizes, self.experiment.epochs
         train = self.experiment.train
+        self.teach(observer)
         more = train.thermostat or train.check_lr or train.holdout or self.contract.statistics is not None
+        more = more or self.experiment.objective.systems
         alone = self.on_gpu or self.encoder is not None or more or not self.experiment.trains
         together = 1 if alone else train.cohort
         groups = cohorts(sizes, self.dataset.image.size, together)
@@ -192,9 +188,21 @@ class Federation:
         results = map_tasks(work, groups, workers=self.workers, on_report=seen, on_result=done)
         return sorted((summary for group in results for summary in group), key=lambda summary: summary.client)
 
+    def teach(self, observer: Observer) -> None:
+        """The teacher's view of the public images, where clients are to have it; kept, so that a rerun finds it."""
+        public = self.dataset.public
+        if not self.experiment.objective.public_bank or self.files.bank.exists():
+            return
+        if public is None:
+            raise ConfigError("objective.bank=public needs images that nobody owns; set data.public=NUMBER")
+        observer.stage(f"training the teacher on {len(public.labels)} public images")
+        features = teacher_features(self.experiment, self.contract, public, self.dataset.flip, self.encoder)
+        save_state(self.files.bank, {"features": features})
+
     def job(self, client: int) -> ClientJob:
         folder = self.files.client(client).folder
-        return ClientJob(self.experiment, self.contract, client, folder, self.dataset.flip, self.encoder)
+        bank = self.files.bank if self.experiment.objective.public_bank else None
+        return ClientJob(self.experiment, self.contract, client, folder, self.dataset.flip, self.encoder, bank)
 
     def collect(self, summaries: Sequence[ClientSummary], observer: Observer, epoch: int | None = None) -> UploadSet:
         """Read and verify the uploads of all trained clients; one that is refused is named and left out."""

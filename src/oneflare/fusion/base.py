@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 
 from oneflare.config import UploadConfig
 from oneflare.errors import ConfigError, UploadError
+from oneflare.evidence import EVIDENCE
+from oneflare.evidence import offers as evidence_offers
 from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
 from oneflare.fusion.workspace import Workspace
 from oneflare.nn import PrototypeNetwork
@@ -27,6 +31,7 @@ class UploadSet:
     uploads: tuple[Upload, ...]
     contract: Contract
     template: PrototypeNetwork
+    """the start that all clients shared; never written to"""
     public: Tensor | None = None
     """`(n, c, h, w)` images that belong to nobody, without labels"""
 
@@ -87,14 +92,19 @@ class UploadSet:
             raise UploadError("this federation's uploads hold no statistics; set analytic=random_conv for all clients")
         return self.contract.statistics
 
+    @cached_property
+    def scratch(self) -> nn.Module:
+        """An encoder to fill with one client's weights after another."""
+        return copy.deepcopy(self.template.encoder)
+
     def members(self, rule: Rule) -> MemberModel:
         """A model that asks every client's encoder and combines the answers by `rule`."""
         members = tuple(Member(upload.path, upload.digest, upload.weights) for upload in self.uploads)
-        return MemberModel(self.task, members, rule, self.template.encoder)
+        return MemberModel(self.task, members, rule, self.scratch)
 
     def encoders(self) -> Iterator[nn.Module]:
         """Each client's encoder in turn, in one module that is refilled: never two in memory."""
-        encoder = self.template.encoder
+        encoder = self.scratch
         for upload in self.uploads:
             encoder.load_state_dict(upload.weights())
             yield encoder.eval()
@@ -143,12 +153,23 @@ def offered_fields(
         "calibration": deep and holdout > 0,
         "public": public is not None,
     }
-    return frozenset(name for name, offered in offers.items() if offered)
+    measured = evidence_offers(config.evidence) if deep else frozenset()
+    return frozenset(name for name, offered in offers.items() if offered) | measured
 
 
-def check_needs(specs: Sequence[Mapping[str, Any]], offered: frozenset[str], remedy: str = "") -> None:
+def check_needs(
+    specs: Sequence[Mapping[str, Any]],
+    offered: frozenset[str],
+    remedy: str = "",
+    *,
+    before_training: bool = False,
+) -> None:
+    """Refuse fusions that these uploads cannot feed; before training, what clients measure can still be chosen."""
     for spec in specs:
         missing = sorted(build_fusion(spec).needs - offered)
+        if missing and before_training and set(missing) <= set(EVIDENCE):
+            wanted = {name for one in specs for name in build_fusion(one).needs & set(EVIDENCE)} - offered
+            remedy = f"; set upload.evidence={','.join(sorted(wanted | (offered & set(EVIDENCE))))}"
         if "public" in missing:
             raise ConfigError(
                 f"fusion {spec['name']} needs public images, and none are set aside; run with data.public=NUMBER"
