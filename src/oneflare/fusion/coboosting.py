@@ -103,7 +103,7 @@ class Coboosting(Datafree):
         self,
         *,
         teacher: Named = "count_prototypes",
-        rounds: Count = 8,
+        rounds: Count = 5,
         generator_steps: Count = 10,
         student_steps: Count = 10,
         batch_size: Batch = 64,

@@ -245,7 +245,7 @@ class DistillDatafree(Datafree):
         self,
         *,
         teacher: Named = "count_prototypes",
-        rounds: Count = 8,
+        rounds: Count = 5,
         generator_steps: Count = 10,
         student_steps: Count = 20,
         batch_size: Batch = 64,
