@@ -47,7 +47,7 @@ def table(content: dict[str, Any]) -> str:
         f"# One network from FLARE uploads: digits, alpha 0.05, 5 clients, seeds {', '.join(seeds)}",
         "",
         "`python -m benchmarks.distill`; 400 public images that no client owns (only distill_public looks at them);",
-        "teacher: count_prototypes; budgets and options as by default. Test accuracy in %, mean ± deviation over seeds.",
+        "teacher: count_prototypes; options as by default. Test accuracy in %, mean ± deviation over seeds.",
         "",
         "| fusion | accuracy | of the teacher's, % | agreement, % | parameters | passes | seconds |",
         "|---|---|---|---|---|---|---|",

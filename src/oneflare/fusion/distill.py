@@ -203,10 +203,10 @@ class DistillPublic(Distillation):
         self,
         *,
         teacher: Named = "count_prototypes",
-        steps: Count = 400,
+        steps: Count = 300,
         batch_size: Batch = 64,
         lr: Positive = 1e-3,
-        temperature: Positive = 1.0,
+        temperature: Positive = 0.5,
         start: Start = "average",
         seed: int = 0,
     ) -> None:
