@@ -41,7 +41,7 @@ SCALES = {
         Scale(
             "smoke",
             "embedded digits, a small network, a few epochs",
-            {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 8}},
+            {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 10}},
         ),
         Scale(
             "small",
