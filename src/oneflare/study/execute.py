@@ -106,17 +106,19 @@ def _round(cells: Sequence[Cell], runs: Path, processes: int, watcher: Watcher) 
             watcher.end(outcome)
 
     alone = processes == 1 or len(cells) == 1
-    work = partial(_work, runs, None if alone else 1)
+    work = partial(_work, runs, not alone)
     return map_tasks(work, cells, workers=1 if alone else processes, on_report=report, on_result=end)
 
 
-def _work(runs: Path, workers: int | None, cell: Cell, report: Callable[[Any], None]) -> Outcome:
+def _work(runs: Path, in_worker: bool, cell: Cell, report: Callable[[Any], None]) -> Outcome:
     folder, started = cell.folder(runs), time.monotonic()
     try:
         if is_complete(cell, runs):
             return Outcome(cell.name, "there")
         dataset = _dataset(cell.experiment.data)
-        experiment = _with_all_fusions(cell.experiment, folder).model_copy(update={"workers": workers})
+        experiment = _with_all_fusions(cell.experiment, folder)
+        if in_worker:  # it has one core, and may not have workers of its own
+            experiment = experiment.model_copy(update={"workers": 1})
         result = run_experiment(experiment, folder, dataset=dataset, observer=_Reporter(report))
         with exclusive(folder):
             keep_answers(folder, cell.fusions, dataset)

@@ -48,7 +48,7 @@ class Finished:
 
     @property
     def aligned(self) -> bool:
-        return self.cell.experiment.controller["name"] != "none"
+        return bool(self.cell.experiment.controller["name"] != "none")
 
 
 class Findings:

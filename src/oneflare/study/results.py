@@ -97,7 +97,7 @@ def collect(plan: Plan, runs: Path) -> dict[str, Any]:
 
 def write_results(content: Mapping[str, Any], folder: Path) -> Path:
     """`<folder>/<study>/<scale>.json` and the Markdown made from it."""
-    path = folder / content["study"] / f"{content['scale']}.json"
+    path: Path = folder / content["study"] / f"{content['scale']}.json"
     write_json(path, content)
     write_text(path.with_suffix(".md"), to_markdown(read_json(path)))
     return path

@@ -41,7 +41,7 @@ SCALES = {
         Scale(
             "smoke",
             "embedded digits, a small network, a few epochs",
-            {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 10}},
+            {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 6}},
         ),
         Scale(
             "small",
