@@ -199,5 +199,7 @@ def _content(path: Path) -> dict[str, Any]:
     if parent is None:
         return content
     inherited = _content(FOLDER / f"{parent}.yaml")
-    kept: dict[str, Any] = {key: inherited[key] for key in ("fusions", "baseline", "arms", "places") if key in inherited}
+    kept: dict[str, Any] = {
+        key: inherited[key] for key in ("fusions", "baseline", "arms", "places") if key in inherited
+    }
     return merge(kept, content)
