@@ -36,8 +36,8 @@ def headline(results: Path) -> str:
     cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
     seeds = len(content["seeds"])
     lines = [
-        f"Test accuracy in per cent after one upload per client, mean ± deviation over {seeds} seeds on shared partitions, "
-        f"5 clients. Scale `{content['scale']}`: {content['scale_summary']}. "
+        f"Test accuracy in per cent after one upload per client, mean ± deviation over {seeds} seeds on shared "
+        f"partitions, 5 clients. Scale `{content['scale']}`: {content['scale_summary']}. "
         f"[All figures](results/table1/{content['scale']}.md)",
         "",
     ]
@@ -69,7 +69,7 @@ def _claims(results: Path) -> list[str]:
     if not rows:
         return []
     return [
-        "What the research log claims, and what we claim, put to the test (undecided: the seeds do not agree, or too few):",
+        "What the research log claims, and what we claim, put to the test (undecided: these seeds cannot tell):",
         "",
         *table(["claim", "what it says", "verdict", "the log's figures (one seed)", "our scale"], rows),
     ]
