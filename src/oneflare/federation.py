@@ -12,23 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oneflare._version import __version__
-from oneflare.client import ClientFiles, ClientJob, ClientSummary, snapshot_epochs
+from oneflare.client import ClientFiles, ClientJob, ClientSummary, shared_start, snapshot_epochs
 from oneflare.cohort import cohorts, train_cohort
 from oneflare.config import Experiment
 from oneflare.data import ClientData, Dataset, Partition, split_clients
 from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
-from oneflare.errors import RunError, UploadError
-from oneflare.files import read_json, write_json
+from oneflare.errors import ConfigError, RunError, UploadError
+from oneflare.files import read_json, save_state, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
 from oneflare.metrics import diagnose, score
 from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision
 from oneflare.privacy import Privacy
 from oneflare.statistics import Plan
+from oneflare.teacher import teacher_features
 from oneflare.upload import Contract, Upload, read_upload
 
 
@@ -61,6 +62,7 @@ class RunFiles:
         self.result = folder / "result.json"
         self.diagnostics = folder / "diagnostics.json"
         self.report = folder / "report.html"
+        self.bank = folder / "public_bank.safetensors"
 
     def client(self, client: int) -> ClientFiles:
         return ClientFiles(self.folder / "clients" / f"{client:03d}")
@@ -109,6 +111,7 @@ class Federation:
             classes=dataset.classes,
             statistics=_plan(experiment, dataset),
             deep=experiment.trains,
+            evidence=experiment.upload.evidence,
         )
         return cls(experiment, files, dataset, partition, contract, encoder)
 
@@ -129,16 +132,12 @@ class Federation:
         return self.experiment.workers or default_workers()
 
     def template(self) -> PrototypeNetwork:
-        image = self.contract.image
-        return initial_network(
-            self.contract.encoder,
-            image.channels,
-            image.size,
-            len(self.contract.classes),
-            self.experiment.seed,
-            self.encoder,
-            self.contract.dim,
-        )
+        return shared_start(self.experiment, self.contract, self.encoder)
+
+    @property
+    def public(self) -> Tensor | None:
+        """The public split as fusions see it: without labels."""
+        return None if self.dataset.public is None else self.dataset.public.images
 
     def client_data(self, client: int) -> ClientData:
         rows = torch.from_numpy(self.partition.indices[client])
@@ -148,7 +147,9 @@ class Federation:
         """Every client on its own data; small ones share a batch of models."""
         sizes, epochs = self.partition.sizes, self.experiment.epochs
         train = self.experiment.train
+        self.teach(observer)
         more = train.thermostat or train.check_lr or train.holdout or self.contract.statistics is not None
+        more = more or self.experiment.objective.systems
         alone = self.on_gpu or self.encoder is not None or more or not self.experiment.trains
         together = 1 if alone else train.cohort
         groups = cohorts(sizes, self.dataset.image.size, together)
@@ -179,9 +180,21 @@ class Federation:
         results = map_tasks(work, groups, workers=self.workers, on_report=seen, on_result=done)
         return sorted((summary for group in results for summary in group), key=lambda summary: summary.client)
 
+    def teach(self, observer: Observer) -> None:
+        """The teacher's view of the public images, where clients are to have it; kept, so that a rerun finds it."""
+        public = self.dataset.public
+        if not self.experiment.objective.public_bank or self.files.bank.exists():
+            return
+        if public is None:
+            raise ConfigError("objective.bank=public needs images that nobody owns; set data.public=NUMBER")
+        observer.stage(f"training the teacher on {len(public.labels)} public images")
+        features = teacher_features(self.experiment, self.contract, public, self.dataset.flip, self.encoder)
+        save_state(self.files.bank, {"features": features})
+
     def job(self, client: int) -> ClientJob:
         folder = self.files.client(client).folder
-        return ClientJob(self.experiment, self.contract, client, folder, self.dataset.flip, self.encoder)
+        bank = self.files.bank if self.experiment.objective.public_bank else None
+        return ClientJob(self.experiment, self.contract, client, folder, self.dataset.flip, self.encoder, bank)
 
     def collect(self, summaries: Sequence[ClientSummary], observer: Observer, epoch: int | None = None) -> UploadSet:
         """Read and verify the uploads of all trained clients; one that is refused is named and left out."""
@@ -197,7 +210,7 @@ class Federation:
         if not uploads:
             reasons = "; ".join(f"client {s.client}: {s.reason}" for s in summaries if s.reason)
             raise RunError(f"no client produced a usable upload ({reasons})")
-        return UploadSet(tuple(uploads), self.contract, self.template())
+        return UploadSet(tuple(uploads), self.contract, self.template(), self.public)
 
     def fuse(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer) -> None:
         """Models, metrics and the simulated fusions at the snapshots, for the fusions that are not there yet."""
@@ -251,6 +264,7 @@ class Federation:
             tuple(read_upload(self.files.client(client).snapshot(epoch), self.contract) for client in clients),
             self.contract,
             self.template(),
+            self.public,
         )
         models = {spec["name"]: build_fusion(spec).fuse(uploads) for spec in specs}
         logits = logits_of_all(models, self.dataset.test.images)
@@ -269,6 +283,7 @@ class Federation:
                 "name": self.dataset.name,
                 "train": len(self.dataset.train.labels),
                 "test": len(self.dataset.test.labels),
+                "public": 0 if self.dataset.public is None else len(self.dataset.public.labels),
                 "classes": list(self.dataset.classes),
             },
             "partition": {

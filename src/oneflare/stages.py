@@ -13,7 +13,7 @@ from torch import nn
 from oneflare.client import ClientSummary
 from oneflare.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.data import Dataset, data_digest, given_data, load
-from oneflare.errors import RunError
+from oneflare.errors import ConfigError, RunError
 from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
 from oneflare.fusion import GlobalModel, check_needs, load_model
@@ -83,6 +83,8 @@ def run(
     dataset, parts = given_data(keywords.get("data"), test)
     if dataset is not None:
         keywords["data"] = {"name": ARRAYS, "digest": data_digest(dataset)}
+        if dataset.public is not None:
+            keywords["data"]["public"] = len(dataset.public.labels)
     if parts is not None:
         keywords["partition"] = {"kind": "given", "clients": len(parts)}
     encoder = keywords.get("encoder")
@@ -96,6 +98,10 @@ def run(
         }
     layers: list[Layer] = [read_yaml(Path(config))] if config is not None else []
     experiment = resolve(*layers, parse_overrides(overrides), keywords)
+    if dataset is not None:
+        if parts is not None and experiment.data.public is not None:
+            raise ConfigError("data.public: images that have owners cannot be set aside; give a Dataset with `public`")
+        dataset = dataset.set_aside(experiment.data.public, experiment.data.seed)
     folder = Path(out) if out is not None else default_folder(experiment)
     return run_experiment(experiment, folder, dataset=dataset, parts=parts, encoder=encoder, observer=observer)
 
@@ -166,8 +172,7 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
         summaries = [ClientSummary(**row) for row in content["clients"]]
         with one_thread():
             uploads = federation.collect(summaries, observer)
-            offered = frozenset.intersection(*(upload.fields for upload in uploads))
-            check_needs(complete, offered, "; choose another fusion")
+            check_needs(complete, uploads.offered, "; choose another fusion")
             federation.fuse(missing, uploads, observer)
         for spec in complete:
             content["fusions"][spec["name"]] = read_json(files.metrics(spec["name"]))

@@ -183,6 +183,8 @@ def explanation(content: Explanation) -> None:
     line("\nlocal loss L_l, the sum of" if content.terms else "\nno network is trained")
     for name, (weight, text) in content.terms.items():
         line(f"  {weight:g} x {name}: {_indented(text, 6)}")
+    for name, text in content.systems.items():
+        line(f"\n{name}\n  {_indented(text, 2)}")
     spread = "" if content.worst_cosine is None else f" (largest cosine for 10 classes: {content.worst_cosine:.4f})"
     line(f"\nanchors {content.experiment.anchors['name']}{spread}\n  {_indented(content.anchors, 2)}")
     line(f"\nlambda by {content.experiment.controller['name']}\n  {_indented(content.controller, 2)}")

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from oneflare.config import UploadConfig
 from oneflare.errors import ConfigError, UploadError
+from oneflare.evidence import EVIDENCE
+from oneflare.evidence import offers as evidence_offers
 from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
 from oneflare.nn import PrototypeNetwork
 from oneflare.registry import Registry
@@ -26,6 +28,8 @@ class UploadSet:
     uploads: tuple[Upload, ...]
     contract: Contract
     template: PrototypeNetwork
+    public: Tensor | None = None
+    """`(n, c, h, w)` images that belong to nobody, without labels"""
 
     def __post_init__(self) -> None:
         if not self.uploads:
@@ -36,6 +40,12 @@ class UploadSet:
 
     def __iter__(self) -> Iterator[Upload]:
         return iter(self.uploads)
+
+    @property
+    def offered(self) -> frozenset[str]:
+        """What a fusion can have."""
+        own = frozenset.intersection(*(upload.fields for upload in self.uploads))
+        return own if self.public is None else own | {"public"}
 
     @property
     def task(self) -> Task:
@@ -108,22 +118,43 @@ def build_fusion(spec: Mapping[str, Any]) -> Fusion:
 
 
 def offered_fields(
-    config: UploadConfig, *, deep: bool = True, statistics: bool = False, holdout: float = 0
+    config: UploadConfig,
+    *,
+    deep: bool = True,
+    statistics: bool = False,
+    holdout: float = 0,
+    public: int | None = None,
 ) -> frozenset[str]:
-    """What uploads written under these switches will hold."""
+    """What uploads written under these switches will hold, and what the server has beside them."""
     offers = {
         "weights": deep,
         "prototypes": deep,
         "counts": config.counts != "withheld",
         "statistics": statistics,
         "calibration": deep and holdout > 0,
+        "public": public is not None,
     }
-    return frozenset(name for name, offered in offers.items() if offered)
+    measured = evidence_offers(config.evidence) if deep else frozenset()
+    return frozenset(name for name, offered in offers.items() if offered) | measured
 
 
-def check_needs(specs: Sequence[Mapping[str, Any]], offered: frozenset[str], remedy: str = "") -> None:
+def check_needs(
+    specs: Sequence[Mapping[str, Any]],
+    offered: frozenset[str],
+    remedy: str = "",
+    *,
+    before_training: bool = False,
+) -> None:
+    """Refuse fusions that these uploads cannot feed; before training, what clients measure can still be chosen."""
     for spec in specs:
         missing = sorted(build_fusion(spec).needs - offered)
+        if missing and before_training and set(missing) <= set(EVIDENCE):
+            wanted = {name for one in specs for name in build_fusion(one).needs & set(EVIDENCE)} - offered
+            remedy = f"; set upload.evidence={','.join(sorted(wanted | (offered & set(EVIDENCE))))}"
+        if "public" in missing:
+            raise ConfigError(
+                f"fusion {spec['name']} needs public images, and none are set aside; run with data.public=NUMBER"
+            )
         if missing:
             raise ConfigError(
                 f"fusion {spec['name']} needs {' and '.join(missing)}, which the uploads withhold{remedy}"
