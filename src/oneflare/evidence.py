@@ -44,6 +44,8 @@ IMPLIED = {"kronecker": "gram"}
 
 MEAN, VARIANCE, CLASS_MEANS = "moments.mean", "moments.variance", "class_means"
 FISHER, INPUTS, GRADIENTS = "fisher.", "inputs.", "gradients."
+FIELDS = {"moments.": "moments", CLASS_MEANS: CLASS_MEANS, FISHER: "fisher", INPUTS: "gram", GRADIENTS: "kronecker"}
+"""how tensors' names begin -> the evidence they are part of"""
 HEAD = "prototypes"
 BLOCK = 128
 """images that are measured at a time"""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import ConfigError, RunError, UploadError
 from oneflare.files import read_json, save_state, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
-from oneflare.metrics import diagnose, score
+from oneflare.fusion.workspace import Workspace
+from oneflare.metrics import diagnose, retention, score
 from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision
 from oneflare.privacy import Privacy
@@ -48,6 +50,9 @@ class Observer:
     def stage(self, text: str) -> None:
         """Another stage begins."""
 
+    def fusion_step(self, fusion: str, step: int, steps: int) -> None:
+        """A fusion that trains has done this many of its steps."""
+
     def warn(self, text: str) -> None:
         """Something the user should know."""
 
@@ -69,6 +74,9 @@ class RunFiles:
 
     def model(self, fusion: str) -> Path:
         return self.folder / "fusions" / fusion / "model.safetensors"
+
+    def fusion_checkpoint(self, fusion: str) -> Path:
+        return self.folder / "fusions" / fusion / "checkpoint.safetensors"
 
     def metrics(self, fusion: str) -> Path:
         return self.folder / "fusions" / fusion / "metrics.json"
@@ -219,35 +227,54 @@ class Federation:
             return
         observer.stage(f"fusing {len(uploads)} uploads in {len(missing)} ways")
         clients = [upload.client for upload in uploads]
-        epochs = snapshot_epochs(self.experiment.epochs, self.experiment.train.snapshots)
-
-        def work(epoch: int | None, report: Any) -> dict[str, Any]:
-            del report
-            if epoch is None:
-                return self._evaluate(missing, uploads)
-            return self._simulate(missing, clients, epoch)
-
-        outcomes = map_tasks(work, [None, *epochs], workers=self.workers)
-        final = outcomes[0]
+        slow = [spec for spec in missing if build_fusion(spec).trains]
+        quick = [spec for spec in missing if spec not in slow]
+        epochs = snapshot_epochs(self.experiment.epochs, self.experiment.train.snapshots) if quick else []
+        groups = [[spec] for spec in slow] + ([quick] if quick else [])
+        tasks: list[Callable[[Any], dict[str, Any]]] = [
+            *(partial(self._evaluate, group, uploads) for group in groups),
+            *(partial(self._simulate, quick, clients, epoch) for epoch in epochs),
+            partial(self._diagnose, uploads),
+        ]
+        outcomes = map_tasks(
+            lambda task, report: task(report),
+            tasks,
+            workers=self.workers,
+            on_report=lambda _, message: observer.fusion_step(*message),
+        )
+        final = {name: row for outcome in outcomes[: len(groups)] for name, row in outcome.items()}
+        simulated = list(zip(epochs, outcomes[len(groups) : -1], strict=True))
         for spec in missing:
             name = spec["name"]
-            history = [
-                {"epoch": epoch, "accuracy": outcome[name]} for epoch, outcome in zip(epochs, outcomes[1:], strict=True)
-            ]
+            history = [{"epoch": epoch, "accuracy": row[name]} for epoch, row in simulated if name in row]
             history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
             write_json(self.files.metrics(name), final[name] | {"history": history})
+            self._workspace(name).discard()
 
-    def _evaluate(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet) -> dict[str, dict[str, Any]]:
+    def _workspace(self, name: str, report: Any = None) -> Workspace:
+        """Where a fusion that trains keeps its checkpoint, and whom it tells."""
+        workspace = Workspace(self.files.fusion_checkpoint(name), self.experiment.train.checkpoint_seconds)
+        if report is not None:
+            workspace.report = lambda step, steps: report((name, step, steps))
+        return workspace
+
+    def _evaluate(
+        self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, report: Any
+    ) -> dict[str, dict[str, Any]]:
         test = self.dataset.test
         models: dict[str, GlobalModel] = {}
+        teachers: dict[str, tuple[str, GlobalModel]] = {}
         seconds: dict[str, float] = {}
+        notes: dict[str, dict[str, Any]] = {}
         for spec in specs:
+            name, fusion, workspace = spec["name"], build_fusion(spec), self._workspace(spec["name"], report)
             started = time.monotonic()
-            models[spec["name"]] = build_fusion(spec).fuse(uploads)
-            seconds[spec["name"]] = time.monotonic() - started
+            models[name] = fusion.fuse_in(uploads, workspace)
+            seconds[name] = workspace.seconds_before + time.monotonic() - started
+            notes[name] = workspace.notes
+            if fusion.teacher is not None:
+                teachers[name] = fusion.teacher["name"], build_fusion(fusion.teacher).fuse(uploads)
         logits = logits_of_all(models, test.images)
-        if self.contract.deep and not self.files.diagnostics.exists():
-            write_json(self.files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
         outcome = {}
         for name, model in models.items():
             model.save(self.files.model(name), embed=False)
@@ -256,10 +283,25 @@ class Federation:
                 "forward_passes": model.cost.forward_passes,
                 "fuse_seconds": seconds[name],
             }
+            if notes[name]:
+                outcome[name]["training"] = notes[name]
+        for name, (label, teacher) in teachers.items():
+            kept = retention(logits[name], teacher.logits(test.images), test.labels, models[name].cost, teacher.cost)
+            outcome[name]["teacher"] = {"name": label, **kept.to_dict()}
         return outcome
 
-    def _simulate(self, specs: Sequence[Mapping[str, Any]], clients: Sequence[int], epoch: int) -> dict[str, float]:
+    def _diagnose(self, uploads: UploadSet, report: Any) -> dict[str, Any]:
+        del report
+        if self.contract.deep and not self.files.diagnostics.exists():
+            test = self.dataset.test
+            write_json(self.files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
+        return {}
+
+    def _simulate(
+        self, specs: Sequence[Mapping[str, Any]], clients: Sequence[int], epoch: int, report: Any
+    ) -> dict[str, float]:
         """What fusion would have given had clients stopped here; nothing flows back to them."""
+        del report
         uploads = UploadSet(
             tuple(read_upload(self.files.client(client).snapshot(epoch), self.contract) for client in clients),
             self.contract,

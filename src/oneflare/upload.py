@@ -18,6 +18,7 @@ from torch import Tensor
 
 from oneflare.data import ImageSpec
 from oneflare.errors import UploadError
+from oneflare.evidence import FIELDS as EVIDENCE_FIELDS
 from oneflare.evidence import complaint as evidence_complaint
 from oneflare.evidence import layout, offers
 from oneflare.files import digest_of, tensor_digest, write_bytes
@@ -87,8 +88,10 @@ class Contract:
         )
 
     def encoder_hash(self) -> str:
+        """Options that are absent do not count, so a new one leaves old uploads readable."""
         shapes = {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}
-        return digest_of([self.encoder, shapes])
+        present = {key: value for key, value in self.encoder.items() if value is not None}
+        return digest_of([present, shapes])
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,13 @@ class Upload:
         }
         return frozenset(name for name, offered in held.items() if offered) | offers(self.manifest.get("evidence", ()))
 
+    def needed_bytes(self, needs: frozenset[str]) -> int:
+        """Size of the tensors that a fusion with these needs reads."""
+        needs = needs | offers(needs)
+        entries = _read_header(self.path, SIZE_LIMIT)
+        sizes = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
+        return sum(end - start for name, (start, end) in sizes.items() if _field_of(name) in needs)
+
     @property
     def trust(self) -> float | None:
         """How far the client's own network may be trusted, by the images it kept back; None if it kept none."""
@@ -155,6 +165,12 @@ class Upload:
     def weights(self) -> dict[str, Tensor]:
         """The encoder's state, float32 where it was floating; checked again as it is read."""
         return _encoder_state(self.path, self.manifest)
+
+
+def _field_of(name: str) -> str:
+    """Which need of a fusion a tensor serves."""
+    prefixes = {ENCODER: "weights", STATISTICS: "statistics", **{EVIDENCE + p: f for p, f in EVIDENCE_FIELDS.items()}}
+    return next((field for prefix, field in prefixes.items() if name.startswith(prefix)), name)
 
 
 def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[str, Tensor]:
