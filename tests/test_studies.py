@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from oneflare.cli import study_progress
 from oneflare.files import exclusive, read_json
 from oneflare.stages import read_result
 from oneflare.study.answers import read_answers
@@ -212,6 +215,32 @@ def test_a_cell_that_fails_does_not_stop_the_others(tiny, tmp_path):
     assert outcomes[cells[0].name].status == "failed"
     assert "holds another experiment" in outcomes[cells[0].name].reason
     assert outcomes[cells[1].name].status == "run"
+
+
+def test_the_display_in_a_log_file(tiny, monkeypatch):
+    """Long cells weigh more, and the pace so far corrects the estimate."""
+    _, plan = tiny
+    cells = unique_cells([plan])[:4]
+    clock = [100.0]
+    monkeypatch.setattr(study_progress.time, "monotonic", lambda: clock[0])
+    console = Console(file=io.StringIO(), width=120)
+    seconds = dict(zip((cell.name for cell in cells), (10.0, 30.0, 40.0, 20.0), strict=True))
+    watcher = study_progress.StudyWatcher(console, None, seconds)
+    watcher.begin(cells, there=2, processes=2)
+    clock[0] += 20
+    watcher.end(Outcome(cells[0].name, "run", 20.0, 0.5))
+    watcher.end(Outcome(cells[1].name, "failed", 1.0, reason="broken"))
+    watcher.warn("odd")
+    watcher.wait([cells[2].name])
+    watcher.wait([cells[2].name])
+    lines = console.file.getvalue().splitlines()
+    assert lines == [
+        "6 cells, 2 done, 2 at once; about 50 s left",
+        f"[3/6] {cells[0].name} 50.0 %, 20 s; about 3 min left",
+        f"[4/6] {cells[1].name} failed: broken",
+        "warning: odd",
+        f"waiting for 1 cells that another process runs: {cells[2].name} ...",
+    ]
 
 
 def start(folder, *words):
