@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, laboratory
+from oneflare.cli import commands, laboratory, study
 from oneflare.errors import OneFlareError
 
 EXIT_USER_ERROR = 2
@@ -47,7 +47,7 @@ def root(
 app.command("run", rich_help_panel="Work")(commands.run)
 app.command("compare", rich_help_panel="Work")(commands.compare)
 app.command("fuse", rich_help_panel="Work")(commands.fuse)
-app.command("study", rich_help_panel="Work")(laboratory.study)
+app.command("study", rich_help_panel="Work")(study.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
 app.command("report", rich_help_panel="Look")(commands.report)
 app.command("methods", rich_help_panel="Look")(commands.methods)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oneflare.stages import Result
     from oneflare.study import Comparison
     from oneflare.study.bench.suite import Target
+    from oneflare.study.declare import Declaration
     from oneflare.study.studies import Findings
 
 WIDEST_TABLE = 20
@@ -197,6 +198,16 @@ def explanation(content: Explanation) -> None:
 
 def _indented(text: str, spaces: int) -> str:
     return text.replace("\n", "\n" + " " * spaces)
+
+
+def studies(entries: Iterable[Declaration]) -> None:
+    table = Table()
+    table.add_column("study", no_wrap=True)
+    table.add_column("what it asks")
+    for entry in entries:
+        table.add_row(entry.name, f"{entry.title}. {entry.question}")
+    table.add_row("lambda", "The lambda laboratory on digits: what every way of deciding lambda does to it.")
+    console_for().print(table)
 
 
 def findings(content: Findings) -> None:

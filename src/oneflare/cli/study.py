@@ -1,0 +1,132 @@
+"""`oneflare study`: the research log's claims and the paper's tables, rerun from their declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oneflare.cli.commands import Json, Quiet
+
+if TYPE_CHECKING:
+    from oneflare.config import Layer
+    from oneflare.study.cells import Plan
+
+LABORATORY = "lambda"
+
+
+def study(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]... [KEY=VALUE]...",
+            help="Studies by name, a declaration of your own (.yaml), or 'all'; then settings for every cell. "
+            "Without a name: the list of studies.",
+            show_default=False,
+        ),
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", "-s", help="smoke, small or paper.")] = "smoke",
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", "-n", min=1, help="Seeds, 0 to n-1; default: the scale's (3).")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Also the places that are declared as more than usual.")] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder whose cells/ holds the runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("results"),
+    processes: Annotated[
+        int | None, typer.Option("--processes", "-p", min=1, help="Cells run at once; default: one per core.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and the estimated time; run none.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rerun a piece of the research: its tables, figures and claims, with verdicts.
+
+    The same command again goes on where it stopped. Several shells may work on one folder of runs.
+
+    [bold]Examples[/bold]
+
+      oneflare study
+
+      oneflare study table2 --scale smoke
+
+      oneflare study table1 c8 c15 --scale small --dry-run
+
+      oneflare study lambda epochs=4 --seeds 1 --out /tmp/quick
+    """
+    from oneflare.cli import show
+    from oneflare.config import parse_overrides
+    from oneflare.errors import ConfigError
+    from oneflare.study.cells import make_plan
+    from oneflare.study.declare import declared, find_declaration
+    from oneflare.study.scales import find_scale
+
+    names = [word for word in words or [] if "=" not in word]
+    layer = parse_overrides(word for word in words or [] if "=" in word)
+    if not names:
+        show.studies([find_declaration(name) for name in declared()])
+        return
+    if LABORATORY in names:
+        if len(names) > 1:
+            raise ConfigError(f"run '{LABORATORY}' by itself; it has a layout of its own")
+        _laboratory(layer, seeds or 3, out, json=json, quiet=quiet)
+        return
+    chosen = list(declared()) if names == ["all"] else names
+    size = find_scale(scale)
+    plans = []
+    for name in chosen:
+        try:
+            plans.append(make_plan(find_declaration(name), size, seeds=seeds, full=full, overrides=layer))
+        except ConfigError as error:
+            if names != ["all"]:
+                raise
+            show.note(f"left out: {name} ({error})")
+    if dry_run:
+        _dry_run(plans, runs, processes, json=json)
+        return
+
+
+def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool) -> None:
+    from oneflare.cli import show
+    from oneflare.cli.progress import progress
+    from oneflare.study.studies import find_study, run_study
+
+    with progress(enabled=not quiet, table=False) as observer:
+        findings = run_study(find_study(LABORATORY), layer, seeds=seeds, folder=out, observer=observer)
+    if json:
+        show.as_json(findings.to_dict())
+    elif not quiet:
+        show.findings(findings)
+
+
+def _dry_run(plans: list[Plan], runs: Path, processes: int | None, *, json: bool) -> None:
+    from oneflare.cli import show
+    from oneflare.engine import default_workers
+    from oneflare.study.cells import unique_cells
+    from oneflare.study.estimate import duration, estimate
+
+    cells = unique_cells(plans)
+    seconds = estimate(cells, runs)
+    done = {cell.name: (cell.folder(runs) / "result.json").exists() for cell in cells}
+    if json:
+        show.as_json(
+            [
+                {
+                    "cell": cell.name,
+                    "folder": str(cell.folder(runs)),
+                    "done": done[cell.name],
+                    "seconds": round(seconds[cell.name], 1),
+                    "layer": cell.layer,
+                    "fusions": list(cell.fusions),
+                }
+                for cell in cells
+            ]
+        )
+        return
+    for cell in cells:
+        show.line(f"{cell.name}  {'done' if done[cell.name] else duration(seconds[cell.name])}")
+    left = sum(seconds[name] for name, complete in done.items() if not complete)
+    at_once = processes or default_workers()
+    show.line(
+        f"{len(cells)} cells, {sum(done.values())} done; about {duration(left / at_once)} left with {at_once} at once"
+    )
