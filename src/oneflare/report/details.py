@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oneflare.report.geometry import geometry
+from oneflare.report.story import LambdaCurve
 from oneflare.stages import Result, RunFiles, read_experiment
 
 MOST_POINTS = 100
@@ -31,6 +32,7 @@ def run_details(result: Result, label: str, panel: int) -> dict[str, Any]:
     partition = content["partition"]
     return {
         "label": label,
+        "name": label.rpartition(", seed")[0],
         "panel": panel,
         "method": content["method"],
         "seed": content["seed"],
@@ -54,8 +56,8 @@ def run_details(result: Result, label: str, panel: int) -> dict[str, Any]:
 
 
 def bound_of(controller: Mapping[str, Any]) -> float | None:
-    """Where the valve holds lambda, if there is one."""
-    return float(controller["lambda_max"]) if controller.get("valve", 0) and "lambda_max" in controller else None
+    """Where the valve holds lambda, if there is one; `valve: null` is the strength that guarantees it."""
+    return float(controller["lambda_max"]) if "lambda_max" in controller and controller.get("valve", 0) != 0 else None
 
 
 def _fusion(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +85,25 @@ def lambda_curves(traces: Mapping[int, Trace], bound: float | None) -> dict[str,
             }
         )
     return {"clients": curves, "of": len(traces), "bound": bound}
+
+
+def mean_lambda(label: str, traces: Sequence[Sequence[Mapping[str, float]]]) -> LambdaCurve | None:
+    """Mean over clients (and seeds) at each epoch all of them reached; None where nothing ever pulled."""
+    pulled = [trace for trace in traces if trace and any(row["lambda_raw"] > 0 for row in trace)]
+    if not pulled:
+        return None
+    shared = min(len(trace) for trace in pulled)
+    raw = [sum(trace[k]["lambda_raw"] for trace in pulled) / len(pulled) for k in range(shared)]
+    effective = [sum(trace[k]["lambda_effective"] for trace in pulled) / len(pulled) for k in range(shared)]
+    largest = max(row.get("lambda_raw_max", row["lambda_raw"]) for trace in pulled for row in trace)
+    kept = kept_points(raw, MOST_POINTS)
+    return LambdaCurve(
+        label,
+        [int(pulled[0][k]["epoch"]) for k in kept],
+        [significant(raw[k]) for k in kept],
+        [significant(effective[k]) for k in kept],
+        largest,
+    )
 
 
 def kept_points(values: Sequence[float], most: int) -> list[int]:

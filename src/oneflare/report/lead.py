@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from oneflare.report.story import Panel, Row, Verdict
 from oneflare.stages import Result
-
-if TYPE_CHECKING:
-    from oneflare.report.story import Panel, Row
+from oneflare.study.inference import FEWEST_SEEDS, difference, judge
 
 NORMAL_95 = 1.959963984540054
 
@@ -20,58 +19,106 @@ def of_run(result: Result) -> list[str]:
     accuracy, images = result.accuracy, content["data"]["test"]
     low, high = wilson(accuracy, images)
     fused, asked = len(content["fused_clients"]), content["partition"]["clients"]
+    deep = content["epochs"] > 0 and content["diagnostics"] is not None
     sentences = [
-        f"{_clients(fused)} trained alone with {content['method']} on {content['data']['name']} "
-        f"for {content['epochs']} epochs and each uploaded one file"
+        f"{_clients(fused)} {'trained' if deep else 'measured'} alone with {content['method']} on "
+        f"{content['data']['name']}"
+        + (f" for {content['epochs']} epochs" if deep else "")
+        + " and each uploaded one file"
         + (f"; {asked - fused} of {asked} were left out." if fused < asked else "."),
         f"Fused by {own}, the method's own rule, they classify {percent(accuracy)} of {images:,} test images correctly "
-        f"(95 % interval {percent(low)} to {percent(high)} from the size of the test set alone).",
+        f"(95 % interval {100 * low:.1f} to {percent(high)}, from the size of the test set alone).",
     ]
     others = {name: row["accuracy"] for name, row in result.fusions.items() if name != own}
     if others:
         best = max(others, key=lambda name: others[name])
+        kinds = "the other fusion" if len(others) == 1 else f"{len(others)} other fusions"
         if others[best] > accuracy:
             sentences.append(
-                f"Of {len(others)} other fusions of the same uploads {best} does better here, {percent(others[best])}; "
-                "it is named after looking at the test set, so take that as a hint."
+                f"On the same uploads {best} reaches {percent(others[best])}"
+                + (f", the best of {kinds}" if len(others) > 1 else "")
+                + "; it is picked by looking at the test set, so take that as a hint."
             )
         else:
-            sentences.append(f"None of {len(others)} other fusions of the same uploads does better.")
+            sentences.append(f"On the same uploads {kinds} {'does' if len(others) == 1 else 'do'} no better.")
     sentences.append("One seed says nothing about the spread between partitions: compare several before concluding.")
     return sentences
 
 
-def of_panel(panel: Panel, first: Result, seeds: int) -> list[str]:
+def of_panel(panel: Panel, first: Result) -> list[str]:
     """Several methods: the best under its own fusion against the next one."""
     content = first.content
-    ranking = sorted(panel.own, key=lambda row: -row.mean)
+    rows = panel.main
+    seeds = panel.seeds
+    opening = (
+        f"{listed([row.label for row in rows])} {'were' if len(rows) > 1 else 'was'} trained on "
+        f"{content['data']['name']}, {content['data']['train']:,} images split over "
+        f"{_clients(content['partition']['clients'])}, with {_seeds(seeds)}; "
+        "methods share each seed's partition, and each is fused by its own rule."
+    )
+    return [opening, *winner(rows)]
+
+
+def of_study(
+    question: str, panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, seeds: int, missing: int
+) -> list[str]:
+    """The question, what was run, how the claims fared, who leads."""
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.labels))
+    where = panels[0].title if len(panels) == 1 else f"{len(panels)} settings"
     sentences = [
-        f"{listed([row.label for row in panel.own])} "
-        + ("were" if len(ranking) > 1 else "was")
-        + f" trained on {content['data']['name']}, {content['data']['train']:,} images split over "
-        f"{_clients(content['partition']['clients'])}, with {seeds} seed{'s' if seeds > 1 else ''}; "
-        "methods share each seed's partition, and every method is fused by its own rule."
+        question,
+        f"{len(labels)} variants were run on {where} with {_seeds(seeds)} ({scale}); they share each seed's partition.",
     ]
-    return sentences + winner(ranking)
+    if missing:
+        sentences.append(f"{missing} of the runs are not there yet, so this is a preliminary page.")
+    if verdicts:
+        counted = [
+            f"{number} {word}"
+            for word in ("confirmed", "refuted", "undecided")
+            if (number := sum(verdict.verdict == word for verdict in verdicts))
+        ]
+        sentences.append(f"Of {len(verdicts)} claim{'s' if len(verdicts) > 1 else ''}: {listed(counted)}.")
+    if len(panels) == 1:
+        return sentences + winner(panels[0].main)
+    best = [max(panel.main, key=lambda row: row.mean).label for panel in panels if panel.main]
+    wins = {label: best.count(label) for label in dict.fromkeys(best)}
+    ranked = sorted(wins, key=lambda label: -wins[label])
+    tally = [f"{label} at {wins[label]}" for label in ranked]
+    return [*sentences, f"The best mean belongs to {listed(tally)} of {len(best)} settings."]
 
 
-def winner(ranking: list[Row]) -> list[str]:
-    """Best mean first: who leads, by how much over the next, and how sure that is."""
-    best = ranking[0]
-    reached = f"{percent(best.mean)}" + ("" if best.std is None else f" ± {100 * best.std:.1f} over seeds")
-    if len(ranking) == 1:
+def winner(rows: Sequence[Row]) -> list[str]:
+    """Who leads, by how much over the next, and how sure that is."""
+    if not rows:
+        return ["No run is finished yet."]
+    best, *rest = sorted(rows, key=lambda row: -row.mean)
+    reached = percent(best.mean) + ("" if best.std is None else f" (± {100 * best.std:.1f} over seeds)")
+    if not rest:
         return [f"{best.label} with {best.fusion} reaches {reached}."]
-    second = ranking[1]
-    gaps = [a - b for a, b in zip(best.accuracies, second.accuracies, strict=True)]
-    mean = sum(gaps) / len(gaps)
-    ahead = sum(gap > 0 for gap in gaps)
-    sentences = [
-        f"{best.label} with {best.fusion} leads with {reached}, {points(mean)} ahead of {second.label} "
-        f"with {second.fusion}, which reaches {percent(second.mean)}."
+    second = rest[0]
+    shared = [seed for seed in best.seeds if seed in second.seeds]
+    ours, theirs = dict(zip(best.seeds, best.accuracies, strict=True)), dict(
+        zip(second.seeds, second.accuracies, strict=True)
+    )
+    found = difference([ours[seed] - theirs[seed] for seed in shared])
+    sentence = (
+        f"{best.label} with {best.fusion} leads with {reached}, {points(found.mean)} ahead of {second.label} "
+        f"with {second.fusion}"
+    )
+    if found.interval is None:
+        return [f"{sentence}; with one seed nobody can say whether that would repeat."]
+    low, high = found.interval
+    ahead = sum(value > 0 for value in found.values)
+    sure = {
+        "confirmed": "which is more than chance",
+        "undecided": "which may be chance",
+        "refuted": "which may be chance",
+    }[judge(found, 0.0, "above")]
+    few = f" (fewer than {FEWEST_SEEDS} seeds decide nothing)" if len(shared) < FEWEST_SEEDS else ""
+    return [
+        f"{sentence} (95 % interval {signed(low)} to {signed(high)}, ahead on {ahead} of {len(shared)} seeds), "
+        f"{sure}{few}."
     ]
-    if len(gaps) == 1:
-        return [*sentences, "With one seed nobody can say whether that would repeat."]
-    return [*sentences, f"It is ahead on {ahead} of {len(gaps)} seeds."]
 
 
 def wilson(share: float, number: int) -> tuple[float, float]:
@@ -82,7 +129,7 @@ def wilson(share: float, number: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """`a, b and c`"""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
@@ -92,8 +139,17 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    return f"{100 * value:.1f} point{'' if f'{100 * value:.1f}' == '1.0' else 's'}"
+    text = f"{100 * value:.1f}"
+    return f"{text} point{'' if text == '1.0' else 's'}"
+
+
+def signed(value: float) -> str:
+    return f"{100 * value:+.1f}"
 
 
 def _clients(number: int) -> str:
     return f"{number} client{'' if number == 1 else 's'}"
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed{'' if number == 1 else 's'}"

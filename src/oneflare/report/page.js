@@ -2,7 +2,7 @@
 // Draws the figures of the page from the JSON beside it. No library, no network. Text reaches the page as text only.
 (() => {
   const story = JSON.parse(document.getElementById("story").textContent);
-  const state = { panel: 0, fusion: "own", run: 0, client: "all", hidden: {} };
+  const state = { panel: 0, fusion: "main", run: Number(document.body.dataset.start), client: "all", hidden: {} };
   const byId = (id) => document.getElementById(id);
   const SVG = "http://www.w3.org/2000/svg";
   const COLOURS = 8;
@@ -27,7 +27,7 @@
   function ticksOf(low, high, wanted) {
     const rough = (high - low) / Math.max(1, wanted);
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((k) => k * power).find((s) => s >= rough) || power;
+    const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((s) => s >= rough) || power;
     const ticks = [];
     for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) ticks.push(+(k * step).toPrecision(10));
     return ticks;
@@ -35,7 +35,7 @@
   function linear(low, high, from, to) {
     if (high <= low) high = low + 1;
     const at = (value) => from + ((value - low) / (high - low)) * (to - from);
-    return { at, low, high, ticks: ticksOf(low, high, Math.abs(to - from) / 60), text: (value) => String(+value.toPrecision(6)) };
+    return { at, low, high, ticks: ticksOf(low, high, Math.abs(to - from) / 44), text: (value) => String(+value.toPrecision(6)) };
   }
   function logarithmic(low, high, from, to) {
     const first = Math.floor(Math.log10(low)), last = Math.max(first + 1, Math.ceil(Math.log10(high)));
@@ -214,10 +214,10 @@
   const labels = [...new Set(story.panels.flatMap((panel) => panel.rows.map((row) => row.label)))];
   const fusionNames = [...new Set(story.panels.flatMap((panel) => panel.rows.map((row) => row.fusion)))];
   const single = story.kind === "run";
-  const chosen = (entries) => entries.filter((entry) => (single ? true : state.fusion === "own" ? entry.own : entry.fusion === state.fusion));
+  const chosen = (entries) => entries.filter((entry) => (single ? true : state.fusion === "main" ? entry.main : entry.fusion === state.fusion));
   const nameOf = (entry) => (single ? entry.fusion : entry.label);
   const indexOf = (entry) => (single ? fusionNames.indexOf(entry.fusion) : labels.indexOf(entry.label));
-  const fusionWords = () => (single ? "" : state.fusion === "own" ? "each method under its own fusion" : `all fused by ${state.fusion}`);
+  const fusionWords = () => (single ? "" : state.fusion === "main" ? (story.kind === "study" ? "each under the fusion its claims are tested with" : "each method under its own fusion") : `all fused by ${state.fusion}`);
 
   figure("fig-comparison", (canvas) => {
     const panel = story.panels[state.panel];
@@ -248,7 +248,7 @@
       if (row.std !== null) errorBar(canvas.nodes, x.at(100 * Math.max(0, row.mean - row.std)), y, x.at(100 * Math.min(1, row.mean + row.std)), y, stroke);
       if (seeds && !canvas.hidden.has("single seeds")) row.accuracies.forEach((value, seed) => {
         canvas.nodes.push(shape("circle", { cx: x.at(100 * value), cy: y + 10, r: 3, fill: "none", stroke, "stroke-width": 1.3 }));
-        canvas.points.push({ x: x.at(100 * value), y: y + 10, title: `${nameOf(row)}, partition ${seed + 1}`, text: percent(value) });
+        canvas.points.push({ x: x.at(100 * value), y: y + 10, title: `${nameOf(row)}, seed ${row.seeds[seed]}`, text: percent(value) });
       });
       canvas.nodes.push(mark(indexOf(row), at, y, 5.5, { fill: stroke }));
       canvas.nodes.push(label(area.right + 10, y + 4, (100 * row.mean).toFixed(1)));
@@ -263,7 +263,7 @@
     const names = panels.map((panel) => panel.title);
     canvas.keys = labels.map((name, k) => ({ name, colour: colour(k), mark: k }));
     canvas.about = `Accuracy of ${labels.join(", ")} over ${names.join("; ")}`;
-    const rows = panels.flatMap((panel, p) => panel.rows.filter((row) => row.own).map((row) => ({ ...row, p })));
+    const rows = panels.flatMap((panel, p) => panel.rows.filter((row) => row.main).map((row) => ({ ...row, p })));
     const slot = (canvas.width - 64) / panels.length;
     const most = Math.max(6, Math.floor(slot / 6.5)), tilt = Math.max(...names.map((name) => name.length)) > most;
     canvas.height = 330 + (tilt ? 60 : 0);
@@ -291,6 +291,34 @@
     });
   });
 
+  (story.sweeps || []).forEach((sweep, number) => figure(`fig-sweep-${number}`, (canvas) => {
+    canvas.about = sweep.title;
+    canvas.keys = sweep.series.map((row, k) => ({ name: row.name, colour: colour(k), mark: k }));
+    canvas.height = 310;
+    const area = { left: 44, right: canvas.width - 18, top: 28, bottom: 262 };
+    const values = sweep.series.flatMap((row) => row.mean.flatMap((mean, i) => [mean - (row.std[i] || 0), mean + (row.std[i] || 0)]));
+    if (sweep.level) values.push(sweep.level.mean);
+    const [low, high] = around(values), xs = [...new Set(sweep.series.flatMap((row) => row.x))].sort((a, b) => a - b);
+    const y = linear(100 * low, 100 * high, area.bottom, area.top);
+    const scale = linear(Math.log(xs[0]), Math.log(xs[xs.length - 1]), area.left + 14, area.right - 14);
+    const x = { at: (value) => scale.at(Math.log(value)), ticks: xs, text: String };
+    axes(canvas, x, y, area, { x: sweep.axis, y: "test accuracy %" });
+    if (sweep.level) {
+      const at = y.at(100 * sweep.level.mean);
+      canvas.nodes.push(shape("line", { x1: area.left, x2: area.right, y1: at, y2: at, stroke: "var(--ink)", "stroke-dasharray": "2 4" }), label(area.right, at - 5, sweep.level.name, { "text-anchor": "end" }));
+    }
+    sweep.series.forEach((row, k) => {
+      if (canvas.hidden.has(row.name)) return;
+      const shift = (k - (sweep.series.length - 1) / 2) * 4, at = row.x.map((value) => x.at(value) + shift);
+      canvas.nodes.push(line(at, row.mean.map((mean) => y.at(100 * mean)), { stroke: colour(k) }));
+      row.mean.forEach((mean, i) => {
+        if (row.std[i] !== null) errorBar(canvas.nodes, at[i], y.at(100 * (mean - row.std[i])), at[i], y.at(100 * (mean + row.std[i])), colour(k));
+        canvas.nodes.push(mark(k, at[i], y.at(100 * mean), 4.5, { fill: colour(k) }));
+        canvas.points.push({ x: at[i], y: y.at(100 * mean), title: `${row.name}, ${sweep.axis} ${row.x[i]}`, text: `${(100 * mean).toFixed(1)}${row.std[i] === null ? "" : ` ± ${(100 * row.std[i]).toFixed(1)}`} %` });
+      });
+    });
+  }));
+
   figure("fig-checkpoints", (canvas) => {
     const panel = story.panels[state.panel];
     const curves = chosen(panel.curves);
@@ -308,14 +336,12 @@
     for (const curve of curves) {
       if (canvas.hidden.has(nameOf(curve))) continue;
       const k = indexOf(curve), xs = curve.epochs.map(x.at), ys = curve.mean.map((value) => y.at(100 * value));
-      if (!single && curve.low.some((value, i) => value !== curve.high[i])) {
-        const edge = [...curve.high.map((value, i) => `${xs[i]},${y.at(100 * value)}`), ...curve.low.map((value, i) => `${xs[i]},${y.at(100 * value)}`).reverse()];
-        canvas.nodes.push(shape("polygon", { points: edge.join(" "), fill: colour(k), "fill-opacity": 0.12 }));
-      }
+      const shift = (k - (labels.length - 1) / 2) * 3;
+      if (!single) curve.low.forEach((value, i) => value !== curve.high[i] && canvas.nodes.push(shape("line", { x1: xs[i] + shift, x2: xs[i] + shift, y1: y.at(100 * value), y2: y.at(100 * curve.high[i]), stroke: colour(k), "stroke-opacity": 0.55, "stroke-width": 1.5 })));
       canvas.nodes.push(line(xs, ys, { stroke: colour(k) }));
       curve.epochs.forEach((epoch, i) => {
         canvas.nodes.push(mark(k, xs[i], ys[i], i === curve.epochs.length - 1 ? 5 : 3.5, { fill: colour(k) }));
-        canvas.points.push({ x: xs[i], y: ys[i], title: `${nameOf(curve)}, epoch ${epoch}`, text: percent(curve.mean[i]) });
+        canvas.points.push({ x: xs[i], y: ys[i], title: `${nameOf(curve)}, epoch ${epoch}`, text: percent(curve.mean[i]) + (single || curve.low[i] === curve.high[i] ? "" : ` (seeds ${(100 * curve.low[i]).toFixed(1)} to ${(100 * curve.high[i]).toFixed(1)})`) });
       });
     }
   });
@@ -367,43 +393,55 @@
     heatmap(canvas, rows, columns, (r, c) => run.table[r][c], (n, r) => ["var(--fill)", n ? faded(r) * (0.08 + 0.92 * Math.sqrt(n / peak)) : 0], (n) => (n ? String(n) : ""), area, 24);
   });
 
-  figure("fig-lambda", (canvas) => {
-    const run = current();
-    canvas.shown = runWords();
-    if (!run.lambda) return `${run.method} has no alignment: lambda is 0 throughout.`;
-    const { clients, bound, of } = run.lambda;
-    const mine = clients.filter((row) => state.client === "all" || row.client === state.client);
-    if (!mine.length) return `Client ${state.client} is not among the ${clients.length} of ${of} clients whose curves are in this file.`;
-    canvas.shown = [runWords(), mine.length < of ? `${mine.length} of ${of} clients` : ""].filter(Boolean).join("; ");
-    canvas.about = `Lambda over epochs of ${mine.length} clients${bound ? `, valve at ${bound}` : ""}`;
-    const name = (row) => `client ${row.client}`;
-    const many = mine.length > 12;
-    const index = new Map(clients.map((row, k) => [row.client, k]));
-    if (!many) canvas.keys = mine.map((row) => ({ name: name(row), colour: colour(index.get(row.client)), mark: index.get(row.client) }));
+  // Raw (dashed) and effective (solid) lambda of several curves on a logarithmic axis.
+  function drawLambda(canvas, curves, bound) {
+    const many = curves.length > 12;
+    if (!many) canvas.keys = curves.map((row) => ({ name: row.name, colour: colour(row.index), mark: row.index }));
     canvas.keys.push({ name: "effective", colour: "var(--ink)" }, { name: "raw", colour: "var(--ink)", dash: "5 4" });
     const kinds = ["effective", "raw"].filter((kind) => !canvas.hidden.has(kind));
-    const all = mine.flatMap((row) => [...row.raw, ...row.effective]).concat(bound || []).filter((value) => value > 0);
+    const all = curves.flatMap((row) => [...row.raw, ...row.effective]).concat(bound || []).filter((value) => value > 0);
     const top = Math.max(...all), floor = Math.max(Math.min(...all), top * 1e-5);
     const area = { left: 52, right: canvas.width - 14, top: 28, bottom: 292 };
     canvas.height = 340;
-    const y = logarithmic(floor, top * 1.15, area.bottom, area.top);
-    const last = Math.max(...mine.flatMap((row) => row.epochs));
-    const x = linear(Math.min(...mine.flatMap((row) => row.epochs)), last, area.left, area.right);
+    const y = logarithmic(floor, top * 1.05, area.bottom, area.top);
+    const epochs = curves.flatMap((row) => row.epochs);
+    const x = linear(Math.min(...epochs), Math.max(...epochs), area.left, area.right);
     axes(canvas, x, y, area, { x: "epoch", y: "lambda" });
     if (bound) {
       canvas.nodes.push(shape("line", { class: "valve", x1: area.left, x2: area.right, y1: y.at(bound), y2: y.at(bound), stroke: "var(--ink)", "stroke-width": 1.2, "stroke-dasharray": "2 3" }));
       canvas.nodes.push(label(area.right, y.at(bound) - 5, `valve ${bound}`, { "text-anchor": "end" }));
     }
-    for (const row of mine) {
-      if (canvas.hidden.has(name(row))) continue;
-      const k = index.get(row.client), xs = row.epochs.map(x.at);
+    for (const row of curves) {
+      if (canvas.hidden.has(row.name)) continue;
+      const xs = row.epochs.map(x.at);
       for (const kind of kinds) {
         const ys = row[kind].map((value) => (value === null ? null : y.at(Math.max(value, y.low))));
-        canvas.nodes.push(line(xs, ys, { stroke: colour(k), "stroke-dasharray": kind === "raw" ? "5 4" : "none", "stroke-width": kind === "raw" ? 1.4 : 2, "stroke-opacity": many ? 0.5 : 1 }));
-        if (!many && kind === "effective") canvas.nodes.push(mark(k, xs[0], ys[0], 3.5, { fill: colour(k) }));
-        row.epochs.forEach((epoch, i) => ys[i] !== null && canvas.points.push({ x: xs[i], y: ys[i], title: `${name(row)}, epoch ${epoch}`, text: `${kind} lambda ${row[kind][i]}` }));
+        canvas.nodes.push(line(xs, ys, { stroke: colour(row.index), "stroke-dasharray": kind === "raw" ? "5 4" : "none", "stroke-width": kind === "raw" ? 1.4 : 2, "stroke-opacity": many ? 0.5 : 1 }));
+        const every = Math.ceil(xs.length / 8);
+        if (!many && kind === "effective") xs.forEach((at, i) => i % every === 0 && ys[i] !== null && canvas.nodes.push(mark(row.index, at, ys[i], 3.5, { fill: colour(row.index) })));
+        row.epochs.forEach((epoch, i) => ys[i] !== null && canvas.points.push({ x: xs[i], y: ys[i], title: `${row.name}, epoch ${epoch}`, text: `${kind} lambda ${row[kind][i]}` }));
       }
     }
+  }
+
+  figure("fig-lambdas", (canvas) => {
+    const panel = story.panels[state.panel];
+    canvas.shown = story.panels.length > 1 ? panel.title : "";
+    if (!panel.lambdas.length) return "No method is aligned here: lambda is 0 throughout.";
+    canvas.about = `Lambda over epochs of ${panel.lambdas.map((row) => row.label).join(", ")}`;
+    drawLambda(canvas, panel.lambdas.map((row) => ({ ...row, name: row.label, index: labels.indexOf(row.label) })), null);
+  });
+
+  figure("fig-lambda", (canvas) => {
+    const run = current();
+    canvas.shown = runWords();
+    if (!run.lambda) return `${run.method} has no alignment: lambda is 0 throughout.`;
+    const { clients, bound, of } = run.lambda;
+    const curves = clients.map((row, index) => ({ ...row, index, name: `client ${row.client}` })).filter((row) => state.client === "all" || row.client === state.client);
+    if (!curves.length) return `Client ${state.client} is not among the ${clients.length} of ${of} clients whose curves are in this file.`;
+    canvas.shown = [runWords(), curves.length < of ? `${curves.length} of ${of} clients` : ""].filter(Boolean).join("; ");
+    canvas.about = `Lambda over epochs of ${curves.length} clients${bound ? `, valve at ${bound}` : ""}`;
+    drawLambda(canvas, curves, bound);
   });
 
   const clientPosition = (geometry) => (state.client === "all" ? -1 : geometry.clients.indexOf(state.client));
@@ -533,18 +571,9 @@
     }
   });
 
-  // ---- tables that follow the chosen run ----
-  function fusionTable() {
-    const table = byId("fusion-table"), run = current();
-    table.querySelector(".shown").textContent = run.label;
-    const share = (value) => make("td", { "data-value": value }, (100 * value).toFixed(1));
-    const rows = Object.entries(run.fusions).map(([name, row]) => make("tr", name === run.headline ? { class: "own" } : {},
-      make("th", { scope: "row" }, name), share(row.accuracy), share(row.balanced_accuracy), share(row.worst_class), share(row.calibration_error),
-      make("td", { "data-value": row.forward_passes }, String(row.forward_passes)),
-      make("td", { "data-value": row.parameters }, row.parameters.toLocaleString("en")),
-      make("td", { "data-value": row.fuse_seconds }, (1000 * row.fuse_seconds).toFixed(1))));
-    table.querySelector("tbody").replaceChildren(...rows);
-    byId("left-out").textContent = run.left_out.map((row) => `Client ${row.client} was left out: ${row.reason}.`).join(" ");
+  // ---- words that follow the chosen run ----
+  function leftOut() {
+    byId("left-out").textContent = current().left_out.map((row) => `Client ${row.client} was left out: ${row.reason}.`).join(" ");
   }
   const WORDS = {
     g_protos_std: "scale of the mean prototype", inter_client_proto_std: "prototype spread over clients", etf_distance: "distance to the simplex",
@@ -570,17 +599,22 @@
     if (select) select.addEventListener("change", () => change(select.value));
   }
   const fusionSelect = byId("fusion");
-  if (fusionSelect) fusionSelect.append(make("option", { value: "own" }, "each method's own"), ...fusionNames.map((name) => make("option", { value: name }, name)));
-  choose("panel", (value) => { state.panel = Number(value); redraw(["fig-comparison", "fig-checkpoints"]); });
+  if (fusionSelect) fusionSelect.append(make("option", { value: "main" }, story.kind === "study" ? "the tested one" : "each method's own"), ...fusionNames.map((name) => make("option", { value: name }, name)));
+  function showPanel() {
+    if (document.body.hasAttribute("data-all")) return;
+    document.querySelectorAll(".panel").forEach((node) => { node.hidden = Number(node.dataset.panel) !== state.panel; });
+  }
+  choose("panel", (value) => { state.panel = Number(value); showPanel(); redraw(["fig-comparison", "fig-checkpoints", "fig-lambdas"]); });
   choose("fusion", (value) => { state.fusion = value; redraw(["fig-comparison", "fig-checkpoints"]); });
-  choose("run", (value) => { state.run = Number(value); clientChoices(); fusionTable(); diagnostics(); redraw(INSIDE); });
+  choose("run", (value) => { state.run = Number(value); clientChoices(); leftOut(); diagnostics(); redraw(INSIDE); });
   choose("client", (value) => { state.client = value === "all" ? "all" : Number(value); redraw(INSIDE); });
   byId("theme").addEventListener("click", () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
   });
-  if (story.runs.length) { clientChoices(); fusionTable(); diagnostics(); } else { for (const id of INSIDE) delete figures[id]; }
+  if (story.runs.length) { clientChoices(); leftOut(); diagnostics(); } else { for (const id of INSIDE) delete figures[id]; }
+  showPanel();
   redraw(Object.keys(figures));
   let seen = document.body.clientWidth;
   new ResizeObserver(() => {

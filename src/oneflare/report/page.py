@@ -11,37 +11,52 @@ from typing import Any
 from oneflare._version import __version__
 from oneflare.errors import RunError
 from oneflare.files import write_text
-from oneflare.report.story import Story, comparison_story, run_story
-from oneflare.stages import read_result
+from oneflare.report.collect import comparison_story, run_story
+from oneflare.report.from_study import is_study, study_story
+from oneflare.report.story import Story
+from oneflare.stages import RunFiles, read_result
 from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
 
-PAGE = "report.html"
 SIGNS = {"confirmed": "✔", "refuted": "✘", "undecided": "?"}
+SHOW_ALL_PANELS = 3
+"""up to here the tables of all settings are open at once"""
 
 
-def read_story(path: Path) -> Story:
-    """Of a run or a comparison, whichever the folder holds."""
+def read_story(path: Path, runs: Path = Path("runs")) -> Story:
+    """Of a run, a comparison (folders) or a study (its JSON, or the folder that holds nothing else)."""
+    if is_study(path):
+        return study_story(path, runs)
+    if not path.exists():
+        raise RunError(f"nothing at {path}; give the folder of a run or a comparison, or the JSON of a study")
     if (path / FILE).exists():
         return comparison_story(read_comparison(path))
-    if not path.is_dir():
-        raise RunError(f"no folder at {path}")
+    if not RunFiles(path).experiment.exists():
+        scales = sorted(path.glob("*.json"))
+        if len(scales) == 1:
+            return study_story(scales[0], runs)
+        if scales:
+            raise RunError(f"{path} holds several results; choose one of {', '.join(str(scale) for scale in scales)}")
     return run_story(read_result(path))
 
 
-def write_report(folder: Path) -> Path:
+def write_report(path: Path, runs: Path = Path("runs")) -> Path:
     """The page, beside what it describes."""
-    return write_page(read_story(folder))
+    return write_page(read_story(path, runs))
 
 
 def write_comparison(comparison: Comparison) -> Path:
     return write_page(comparison_story(comparison))
 
 
+def write_study(path: Path, runs: Path) -> Path:
+    """path: a study's results (JSON); the page has the same name and ends in .html"""
+    return write_page(study_story(path, runs))
+
+
 def write_page(story: Story) -> Path:
-    path = story.folder / PAGE
-    write_text(path, render(story))
-    return path
+    write_text(story.page, render(story))
+    return story.page
 
 
 def render(story: Story) -> str:
@@ -54,6 +69,10 @@ def render(story: Story) -> str:
         story=story,
         sections=_sections(story),
         signs=SIGNS,
+        main_words="the fusion its claims are tested with" if story.kind == "study" else "the method's own fusion",
+        show_all=len(story.panels) <= SHOW_ALL_PANELS,
+        has_lambdas=_has_lambdas(story),
+        start=_first_to_show(story),
         version=__version__,
         data=Markup(json_for_html(story.to_dict())),
         css=Markup(part("page.css").read_text()),
@@ -67,16 +86,28 @@ def _sections(story: Story) -> list[tuple[str, str]]:
         ("clients", "Clients"),
         ("lambda", "Lambda"),
         ("geometry", "Geometry"),
-        ("fusions", "Fusions and cost"),
         ("classes", "Classes and calibration"),
     ]
     return [
         *([("verdicts", "Verdicts")] if story.verdicts else []),
         ("comparison", "Fusions compared" if story.kind == "run" else "Methods compared"),
+        *([("log", "The research log")] if story.log else []),
         ("checkpoints", "Checkpoints"),
+        ("fusions", "Fusions and cost"),
+        *([("lambdas", "Lambda by method")] if _has_lambdas(story) else []),
         *(inside if story.runs else []),
         ("provenance", "How it was made"),
     ]
+
+
+def _has_lambdas(story: Story) -> bool:
+    """A run shows its clients' lambda; several methods also show theirs against each other."""
+    return story.kind != "run" and any(panel.lambdas for panel in story.panels)
+
+
+def _first_to_show(story: Story) -> int:
+    """The run to open: the first that has a lambda to look at."""
+    return next((number for number, run in enumerate(story.runs) if run["lambda"] is not None), 0)
 
 
 def json_for_html(value: Any) -> str:
