@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, laboratory, study
+from oneflare.cli import commands, laboratory, reporting, study
 from oneflare.errors import OneFlareError
 
 EXIT_USER_ERROR = 2
@@ -49,7 +49,7 @@ app.command("compare", rich_help_panel="Work")(commands.compare)
 app.command("fuse", rich_help_panel="Work")(commands.fuse)
 app.command("study", rich_help_panel="Work")(study.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
-app.command("report", rich_help_panel="Look")(commands.report)
+app.command("report", rich_help_panel="Look")(reporting.report)
 app.command("methods", rich_help_panel="Look")(commands.methods)
 app.command("explain", rich_help_panel="Look")(laboratory.explain)
 app.command("schedule", rich_help_panel="Look")(laboratory.schedule)

@@ -58,7 +58,7 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[dict[str, float]]:
-    """The bins of the expected calibration error: sum of count |accuracy - confidence| over them, over n, is that error."""
+    """The bins of the expected calibration error: it is the sum of count |accuracy - confidence| over them, over n."""
     confidence, hit, index = _binned(probabilities, labels, bins)
     rows = []
     for number in index.unique().tolist():

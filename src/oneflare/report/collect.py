@@ -107,14 +107,18 @@ def _row(label: str, fusion: str, own: bool, runs: Sequence[Result], gap: Gap | 
     def mean(key: str) -> float:
         return statistics.fmean(float(row[key]) for row in figures)
 
+    centre, std = statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else None
+    low, high = lead.wilson(centre, runs[0].content["data"]["test"]) if std is None else (centre - std, centre + std)
     return Row(
         label,
         fusion,
         own,
         seeds=[int(run.content["seed"]) for run in runs],
         accuracies=accuracies,
-        mean=statistics.fmean(accuracies),
-        std=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        mean=centre,
+        std=std,
+        low=low,
+        high=high,
         gap=gap,
         balanced=mean("balanced_accuracy"),
         worst_class=mean("worst_class"),
@@ -127,9 +131,7 @@ def _row(label: str, fusion: str, own: bool, runs: Sequence[Result], gap: Gap | 
     )
 
 
-def _gap(
-    runs: Sequence[Result], fusion: str, others: Sequence[Result], other_fusion: str, name: str
-) -> Gap | None:
+def _gap(runs: Sequence[Result], fusion: str, others: Sequence[Result], other_fusion: str, name: str) -> Gap | None:
     if any(other_fusion not in other.fusions for other in others):
         return None
     pairs = zip(runs, others, strict=True)
@@ -154,7 +156,7 @@ def lambdas_of(results: Mapping[str, Sequence[Result]]) -> list[LambdaCurve]:
 
 
 def bounded(runs: Iterable[tuple[Result, str, int]], most: int = DETAIL_BYTES) -> list[dict[str, Any]]:
-    """Details of as many runs as fit, in the given order: put first what must be there. Listed by setting and method."""
+    """Details of as many runs as fit; the given order puts the most wanted first, the page lists them by method."""
     kept: list[dict[str, Any]] = []
     size = 0
     for result, label, panel in runs:

@@ -48,7 +48,10 @@ def study_story(path: Path, runs: Path = Path("runs")) -> Story:
         verdicts=verdicts,
         rule=content["rule"],
         log=[
-            {"settings": entry["settings"], "values": {_name(rows, key): value for key, value in entry["values"].items()}}
+            {
+                "settings": entry["settings"],
+                "values": {_name(rows, key): value for key, value in entry["values"].items()},
+            }
             for entry in content["log"]
         ],
         sweeps=[sweep for figure in content["figures"] for sweep in _sweeps(content, rows, figure)],
@@ -116,6 +119,8 @@ def _row(row: Json, cell: Json, baseline: str) -> Row:
         accuracies=cell["accuracies"],
         mean=cell["mean"],
         std=cell["std"],
+        low=None if cell["std"] is None else cell["mean"] - cell["std"],
+        high=None if cell["std"] is None else cell["mean"] + cell["std"],
         gap=gap,
         balanced=cell["balanced"],
         worst_class=cell["worst_class"],
@@ -174,7 +179,9 @@ def _folders(content: Json, rows: Mapping[str, Json], runs: Path) -> Iterator[tu
 
 
 def _verdict(claim: Json) -> Verdict:
-    return Verdict(claim["id"], claim["text"], claim["verdict"], [_evidence(test) for test in claim["tests"]], claim["log"])
+    return Verdict(
+        claim["id"], claim["text"], claim["verdict"], [_evidence(test) for test in claim["tests"]], claim["log"]
+    )
 
 
 def _evidence(test: Json) -> str:

@@ -27,7 +27,7 @@ def of_run(result: Result) -> list[str]:
         + " and each uploaded one file"
         + (f"; {asked - fused} of {asked} were left out." if fused < asked else "."),
         f"Fused by {own}, the method's own rule, they classify {percent(accuracy)} of {images:,} test images correctly "
-        f"(95 % interval {100 * low:.1f} to {percent(high)}, from the size of the test set alone).",
+        f"(95\N{NO-BREAK SPACE}% interval {100 * low:.1f} to {percent(high)}, from the size of the test set alone).",
     ]
     others = {name: row["accuracy"] for name, row in result.fusions.items() if name != own}
     if others:
@@ -97,8 +97,9 @@ def winner(rows: Sequence[Row]) -> list[str]:
         return [f"{best.label} with {best.fusion} reaches {reached}."]
     second = rest[0]
     shared = [seed for seed in best.seeds if seed in second.seeds]
-    ours, theirs = dict(zip(best.seeds, best.accuracies, strict=True)), dict(
-        zip(second.seeds, second.accuracies, strict=True)
+    ours, theirs = (
+        dict(zip(best.seeds, best.accuracies, strict=True)),
+        dict(zip(second.seeds, second.accuracies, strict=True)),
     )
     found = difference([ours[seed] - theirs[seed] for seed in shared])
     sentence = (
@@ -115,10 +116,8 @@ def winner(rows: Sequence[Row]) -> list[str]:
         "refuted": "which may be chance",
     }[judge(found, 0.0, "above")]
     few = f" (fewer than {FEWEST_SEEDS} seeds decide nothing)" if len(shared) < FEWEST_SEEDS else ""
-    return [
-        f"{sentence} (95 % interval {signed(low)} to {signed(high)}, ahead on {ahead} of {len(shared)} seeds), "
-        f"{sure}{few}."
-    ]
+    interval = f"95\N{NO-BREAK SPACE}% interval {signed(low)} to {signed(high)}"
+    return [f"{sentence} ({interval}, ahead on {ahead} of {len(shared)} seeds), {sure}{few}."]
 
 
 def wilson(share: float, number: int) -> tuple[float, float]:
@@ -135,7 +134,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
 
 
 def points(value: float) -> str:

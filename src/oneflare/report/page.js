@@ -232,7 +232,7 @@
     const left = Math.min(canvas.width * 0.36, 16 + Math.max(...rows.map((row) => textWidth(nameOf(row)))));
     canvas.height = 56 + 38 * Math.max(1, visible.length);
     const area = { left, right: canvas.width - 62, top: 8, bottom: canvas.height - 46 };
-    const values = rows.flatMap((row) => [...row.accuracies, row.mean - (row.std || 0), row.mean + (row.std || 0)]);
+    const values = rows.flatMap((row) => [...row.accuracies, row.low, row.high]).filter((value) => value !== null);
     const [low, high] = around(values);
     const x = linear(100 * low, 100 * high, area.left, area.right);
     for (const tick of x.ticks) {
@@ -245,7 +245,7 @@
       const name = shorten(nameOf(row), Math.floor((left - 12) / 6.6));
       canvas.nodes.push(label(left - 12, y + 4, name, { "text-anchor": "end" }));
       const at = x.at(100 * row.mean);
-      if (row.std !== null) errorBar(canvas.nodes, x.at(100 * Math.max(0, row.mean - row.std)), y, x.at(100 * Math.min(1, row.mean + row.std)), y, stroke);
+      if (row.low !== null) errorBar(canvas.nodes, x.at(100 * Math.max(0, row.low)), y, x.at(100 * Math.min(1, row.high)), y, stroke);
       if (seeds && !canvas.hidden.has("single seeds")) row.accuracies.forEach((value, seed) => {
         canvas.nodes.push(shape("circle", { cx: x.at(100 * value), cy: y + 10, r: 3, fill: "none", stroke, "stroke-width": 1.3 }));
         canvas.points.push({ x: x.at(100 * value), y: y + 10, title: `${nameOf(row)}, seed ${row.seeds[seed]}`, text: percent(value) });

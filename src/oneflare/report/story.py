@@ -52,6 +52,9 @@ class Row:
     accuracies: list[float]
     mean: float
     std: float | None
+    low: float | None
+    high: float | None
+    """error bar: a deviation each way over seeds; with one seed, what the size of the test set allows (95 %)"""
     gap: Gap | None
     balanced: float
     worst_class: float
