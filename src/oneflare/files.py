@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneflare.errors import RunError
+from oneflare.errors import InUseError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +130,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         except OSError:
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            raise RunError(f"{folder} is in use by process {holder}; wait for it or choose another --out") from None
+            raise InUseError(f"{folder} is in use by process {holder}; wait for it or choose another --out") from None
         file.seek(0)
         file.truncate()
         file.write(str(os.getpid()))

@@ -12,6 +12,7 @@ from oneflare.cli.commands import Json, Quiet
 if TYPE_CHECKING:
     from oneflare.config import Layer
     from oneflare.study.cells import Plan
+    from oneflare.study.execute import Outcome
 
 LABORATORY = "lambda"
 
@@ -36,7 +37,10 @@ def study(
     processes: Annotated[
         int | None, typer.Option("--processes", "-p", min=1, help="Cells run at once; default: one per core.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and the estimated time; run none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and the time they take.")] = False,
+    collect_only: Annotated[
+        bool, typer.Option("--collect", help="Make the results from the cells that are finished; run none.")
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -56,9 +60,10 @@ def study(
     """
     from oneflare.cli import show
     from oneflare.config import parse_overrides
-    from oneflare.errors import ConfigError
+    from oneflare.errors import ConfigError, RunError
     from oneflare.study.cells import make_plan
     from oneflare.study.declare import declared, find_declaration
+    from oneflare.study.results import collect, write_results
     from oneflare.study.scales import find_scale
 
     names = [word for word in words or [] if "=" not in word]
@@ -84,6 +89,31 @@ def study(
     if dry_run:
         _dry_run(plans, runs, processes, json=json)
         return
+    failed = [] if collect_only else _run(plans, runs, processes, quiet=quiet)
+    contents = [collect(plan, runs) for plan in plans]
+    paths = [write_results(content, out) for content in contents]
+    if json:
+        show.as_json(contents[0] if len(contents) == 1 else contents)
+    elif not quiet:
+        for content, path in zip(contents, paths, strict=True):
+            show.study_results(content)
+            show.line(f"results: {path}, {path.with_suffix('.md')}")
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise RunError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
+
+
+def _run(plans: list[Plan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
+    """The cells that failed."""
+    from oneflare.cli.study_progress import study_progress
+    from oneflare.study.cells import unique_cells
+    from oneflare.study.estimate import estimate
+    from oneflare.study.execute import run_cells
+
+    cells = unique_cells(plans)
+    with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as watcher:
+        outcomes = run_cells(cells, runs, processes=processes, watcher=watcher)
+    return [outcome for outcome in outcomes if outcome.status == "failed"]
 
 
 def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool) -> None:

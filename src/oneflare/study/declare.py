@@ -56,15 +56,13 @@ class Grid(Section):
     more: bool = Field(False, description="declared, but run only with --full")
 
 
-class Test(Section):
+class Statement(Section):
     """One statement that figures can bear out.
 
     `difference`: arm - than, paired by seed, on the claimed side of a threshold (points of accuracy; per cent of
     the other measures). `trend`: that difference at the first alpha minus the one at the last. `every`: a quantity of
     each seed, taken over its clients, beyond a threshold on every seed.
     """
-
-    __test__ = False
 
     kind: Literal["difference", "trend", "every"] = "difference"
     arm: str
@@ -79,7 +77,7 @@ class Test(Section):
     text: str | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> Test:
+    def _whole(self) -> Statement:
         if (self.above is None) == (self.below is None):
             raise ValueError("set one of above and below")
         if (self.kind == "every") != (self.than is None) or (self.kind == "every") != (self.quantity is not None):
@@ -91,7 +89,7 @@ class Claim(Section):
     id: str
     text: str
     log: str = Field("", description="what the log reports, with its settings; never mixed with our figures")
-    tests: tuple[Test, ...]
+    tests: tuple[Statement, ...]
 
 
 class Reference(Section):
@@ -201,5 +199,7 @@ def _content(path: Path) -> dict[str, Any]:
     if parent is None:
         return content
     inherited = _content(FOLDER / f"{parent}.yaml")
-    kept = {key: inherited[key] for key in ("fusions", "baseline", "arms", "places") if key in inherited}
+    kept: dict[str, Any] = {
+        key: inherited[key] for key in ("fusions", "baseline", "arms", "places") if key in inherited
+    }
     return merge(kept, content)

@@ -28,7 +28,7 @@ CHUNK = 250
 RULE = (
     f"A difference is confirmed when two things agree that it is on the claimed side of its threshold: the "
     f"{LEVEL:.0%} bootstrap interval (over seeds; over seeds and test images where answers are kept) and Student's "
-    f"paired test over seeds (one-sided, p < {ERROR:g}). It is refuted when both agree on the other side, and undecided "
+    f"paired test over seeds (one-sided, p < {ERROR:g}). It is refuted when both agree on the other side, undecided "
     f"otherwise. A statement about every seed is confirmed when it holds on all of them, refuted when on none. Fewer "
     f"than {FEWEST_SEEDS} seeds decide nothing. A claim is confirmed when all its tests are at all its places, refuted "
     f"when any is refuted. No correction is made for the number of claims."

@@ -51,114 +51,27 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from oneflare._version import __version__
-from oneflare.errors import RunError
 from oneflare.files import read_json, write_json, write_text
 from oneflare.methods.recipes import find_method
-from oneflare.stages import Result, RunFiles, read_result
-from oneflare.study.answers import read_answers
-from oneflare.study.cells import Cell, Place, Plan
+from oneflare.study.cells import Place, Plan
+from oneflare.study.claims import judge_claims
 from oneflare.study.declare import Row
-from oneflare.study.inference import RULE, Difference, difference
+from oneflare.study.findings import Findings, Finished, Trace, rounded
+from oneflare.study.inference import RULE
+from oneflare.study.markdown import to_markdown
 
 SCHEMA = 1
-DIGITS = 6
-Trace = list[dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """One finished cell under one fusion."""
-
-    seed: int
-    cell: Cell
-    result: Result
-    fusion: str
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        return self.result.fusions[self.fusion]
-
-    @property
-    def accuracy(self) -> float:
-        return float(self.metrics["accuracy"])
-
-    @property
-    def peak(self) -> float:
-        return max(float(point["accuracy"]) for point in self.metrics["history"])
-
-    def traces(self) -> list[tuple[int, Trace]]:
-        files = RunFiles(self.result.folder)
-        return [(client, files.client(client).read_trace()) for client in self.result.content["fused_clients"]]
-
-    def answers(self) -> Any:
-        return read_answers(self.result.folder, self.fusion)
-
-    @property
-    def aligned(self) -> bool:
-        return self.cell.experiment.controller["name"] != "none"
-
-
-class Findings:
-    """The finished cells of a plan, by place and row."""
-
-    def __init__(self, plan: Plan, runs: Path) -> None:
-        self.plan = plan
-        self.runs = runs
-        self.rows = {row.id: row for row in plan.declaration.rows()}
-        self._results: dict[str, Result | None] = {}
-
-    def result(self, cell: Cell) -> Result | None:
-        name = cell.name
-        if name not in self._results:
-            try:
-                self._results[name] = read_result(cell.folder(self.runs))
-            except RunError:
-                self._results[name] = None
-        return self._results[name]
-
-    def at(self, place: Place, row: str) -> list[Finished]:
-        """In the order of seeds; those that are missing are left out."""
-        wanted = self.rows[row]
-        found = []
-        for seed in self.plan.seeds:
-            cell = self.plan.cell(place, wanted.arm, seed)
-            result = self.result(cell)
-            if result is not None and wanted.fusion in result.fusions:
-                found.append(Finished(seed, cell, result, wanted.fusion))
-        return found
-
-    def paired(self, place: Place, row: str, than: str) -> list[tuple[Finished, Finished]]:
-        others = {other.seed: other for other in self.at(place, than)}
-        return [(one, others[one.seed]) for one in self.at(place, row) if one.seed in others]
-
-    def difference(self, place: Place, row: str, than: str) -> Difference | None:
-        """Of accuracies, as parts of 1."""
-        pairs = self.paired(place, row, than)
-        if not pairs:
-            return None
-        answers = [(one.answers(), other.answers()) for one, other in pairs]
-        kept = None
-        if all(a is not None and b is not None and len(a) == len(b) for a, b in answers):
-            kept = np.stack([a.astype(np.float32) - b.astype(np.float32) for a, b in answers])
-        return difference([one.accuracy - other.accuracy for one, other in pairs], kept)
 
 
 def collect(plan: Plan, runs: Path) -> dict[str, Any]:
     """Everything the schema names, from the cells that are finished."""
-    from oneflare.study.claims import test_claims
-
     declaration, findings = plan.declaration, Findings(plan, runs)
     drawn = any(figure.kind == "lambda" for figure in declaration.figures)
-    cells = [
-        _cell(findings, place, row, with_traces=drawn) for place in plan.places for row in declaration.rows()
-    ]
+    cells = [_cell(findings, place, row, with_traces=drawn) for place in plan.places for row in declaration.rows()]
     return {
         "schema": SCHEMA,
         "study": declaration.name,
@@ -174,7 +87,7 @@ def collect(plan: Plan, runs: Path) -> dict[str, Any]:
         "places": [place.to_dict() for place in plan.places],
         "rows": [_row(plan, row) for row in declaration.rows()],
         "cells": cells,
-        "claims": test_claims(findings),
+        "claims": judge_claims(findings),
         "log": [reference.model_dump(mode="json") for reference in declaration.log],
         "figures": [figure.model_dump(mode="json") for figure in declaration.figures],
         "settings": _settings(plan),
@@ -184,9 +97,7 @@ def collect(plan: Plan, runs: Path) -> dict[str, Any]:
 
 def write_results(content: Mapping[str, Any], folder: Path) -> Path:
     """`<folder>/<study>/<scale>.json` and the Markdown made from it."""
-    from oneflare.study.markdown import to_markdown
-
-    path = folder / content["study"] / f"{content['scale']}.json"
+    path: Path = folder / content["study"] / f"{content['scale']}.json"
     write_json(path, content)
     write_text(path.with_suffix(".md"), to_markdown(read_json(path)))
     return path
@@ -242,7 +153,7 @@ def _cell(findings: Findings, place: Place, row: Row, *, with_traces: bool) -> d
     content["difference"] = None
     if against is not None:
         shared = [one.seed for one, _ in findings.paired(place, row.id, baseline)]
-        content["difference"] = _rounded(against.to_dict()) | {"seeds": shared}
+        content["difference"] = rounded(against.to_dict()) | {"seeds": shared}
     for name in ("balanced_accuracy", "worst_class", "calibration_error"):
         content[name.removesuffix("_accuracy")] = _mean(float(one.metrics[name]) for one in found)
     content["per_class"] = [
@@ -250,7 +161,7 @@ def _cell(findings: Findings, place: Place, row: Row, *, with_traces: bool) -> d
         for column in zip(*(one.metrics["per_class"] for one in found), strict=True)
     ]
     peaks = [one.peak for one in found]
-    content["peak"] = {"accuracies": _rounded(peaks), "mean": _mean(peaks)}
+    content["peak"] = {"accuracies": rounded(peaks), "mean": _mean(peaks)}
     content["history"] = _history(found)
     content["diagnostics"] = _diagnostics(found)
     content["lambda"] = _lambda(found, with_traces) if all(one.aligned for one in found) else None
@@ -265,9 +176,9 @@ def _cell(findings: Findings, place: Place, row: Row, *, with_traces: bool) -> d
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
     return {
-        "accuracies": _rounded(list(values)),
+        "accuracies": rounded(list(values)),
         "mean": _mean(values),
-        "std": _rounded(statistics.stdev(values)) if len(values) > 1 else None,
+        "std": rounded(statistics.stdev(values)) if len(values) > 1 else None,
     }
 
 
@@ -275,7 +186,7 @@ def _history(found: Sequence[Finished]) -> list[dict[str, Any]]:
     points = []
     for column in zip(*(one.metrics["history"] for one in found), strict=True):
         accuracies = [float(point["accuracy"]) for point in column]
-        points.append({"epoch": column[0]["epoch"], "accuracies": _rounded(accuracies), "mean": _mean(accuracies)})
+        points.append({"epoch": column[0]["epoch"], "accuracies": rounded(accuracies), "mean": _mean(accuracies)})
     return points
 
 
@@ -284,14 +195,14 @@ def _diagnostics(found: Sequence[Finished]) -> dict[str, list[float]] | None:
     if any(one is None for one in measured):
         return None
     names = [name for name, value in measured[0].items() if isinstance(value, int | float)]
-    return {name: _rounded([one[name] for one in measured]) for name in names}
+    return {name: rounded([one[name] for one in measured]) for name in names}
 
 
 def _lambda(found: Sequence[Finished], with_traces: bool) -> dict[str, Any]:
     traces = [(one.seed, client, trace) for one in found for client, trace in one.traces()]
 
     def largest(value: Callable[[Trace], float]) -> list[float]:
-        return [_rounded(max(value(trace) for seed, _, trace in traces if seed == one.seed)) for one in found]
+        return [rounded(max(value(trace) for seed, _, trace in traces if seed == one.seed)) for one in found]
 
     return {
         "largest_raw": largest(lambda trace: max(row["lambda_raw_max"] for row in trace)),
@@ -302,8 +213,8 @@ def _lambda(found: Sequence[Finished], with_traces: bool) -> dict[str, Any]:
                 "seed": seed,
                 "client": client,
                 "epoch": [int(row["epoch"]) for row in trace],
-                "raw": _rounded([row["lambda_raw"] for row in trace]),
-                "effective": _rounded([row["lambda_effective"] for row in trace]),
+                "raw": rounded([row["lambda_raw"] for row in trace]),
+                "effective": rounded([row["lambda_effective"] for row in trace]),
             }
             for seed, client, trace in traces
         ]
@@ -328,15 +239,4 @@ def _provenance(findings: Findings) -> dict[str, Any]:
 
 def _mean(values: Iterable[float]) -> float | None:
     listed = list(values)
-    return _rounded(statistics.fmean(listed)) if listed else None
-
-
-def _rounded(value: Any) -> Any:
-    """Floats to a few significant digits: enough for any table, and files that a person can compare."""
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return value
+    return rounded(statistics.fmean(listed)) if listed else None

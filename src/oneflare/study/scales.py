@@ -41,14 +41,14 @@ SCALES = {
         Scale(
             "smoke",
             "embedded digits, a small network, a few epochs",
-            {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 10}},
+            {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 6}},
         ),
         Scale(
             "small",
-            "10,000 real images (Tiny-ImageNet: 8,000 at 32 x 32), 2,000 test images, a slim ResNet-8, 5 epochs",
+            "10,000 real images (Tiny-ImageNet: 8,000 at 32 x 32), 2,000 test images, ResNet-8 with a strided stem, 5 epochs",
             {
                 "data": {"train_size": 10000, "test_size": 2000},
-                "encoder": {"name": "resnet8", "width": 8},
+                "encoder": {"name": "resnet8", "width": 16, "stem_stride": 2},
                 "train": {"epochs": 5},
             },
             {"tiny-imagenet": {"data": {"train_size": 8000, "image_size": 32}}},
