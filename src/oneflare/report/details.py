@@ -57,7 +57,8 @@ def run_details(result: Result, label: str, panel: int) -> dict[str, Any]:
 
 def bound_of(controller: Mapping[str, Any]) -> float | None:
     """Where the valve holds lambda, if there is one; `valve: null` is the strength that guarantees it."""
-    return float(controller["lambda_max"]) if "lambda_max" in controller and controller.get("valve", 0) != 0 else None
+    bound = controller.get("lambda_max")
+    return None if bound is None or controller.get("valve", 0) == 0 else float(bound)
 
 
 def _fusion(row: Mapping[str, Any]) -> dict[str, Any]:

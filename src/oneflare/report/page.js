@@ -213,10 +213,12 @@
   // ---- the figures ----
   const labels = [...new Set(story.panels.flatMap((panel) => panel.rows.map((row) => row.label)))];
   const fusionNames = [...new Set(story.panels.flatMap((panel) => panel.rows.map((row) => row.fusion)))];
+  const everyFusion = [...new Set([...fusionNames, ...story.runs.flatMap((run) => Object.keys(run.fusions))])];
+  const fusionIndex = (name) => everyFusion.indexOf(name);
   const single = story.kind === "run";
   const chosen = (entries) => entries.filter((entry) => (single ? true : state.fusion === "main" ? entry.main : entry.fusion === state.fusion));
   const nameOf = (entry) => (single ? entry.fusion : entry.label);
-  const indexOf = (entry) => (single ? fusionNames.indexOf(entry.fusion) : labels.indexOf(entry.label));
+  const indexOf = (entry) => (single ? fusionIndex(entry.fusion) : labels.indexOf(entry.label));
   const fusionWords = () => (single ? "" : state.fusion === "main" ? (story.kind === "study" ? "each under the fusion its claims are tested with" : "each method under its own fusion") : `all fused by ${state.fusion}`);
 
   figure("fig-comparison", (canvas) => {
@@ -527,7 +529,7 @@
     const run = current(), names = Object.keys(run.fusions);
     canvas.shown = runWords();
     canvas.about = `Accuracy per class of ${names.join(", ")}`;
-    canvas.keys = names.map((name) => ({ name, colour: colour(fusionNames.indexOf(name)), mark: fusionNames.indexOf(name), line: false }));
+    canvas.keys = names.map((name) => ({ name, colour: colour(fusionIndex(name)), mark: fusionIndex(name), line: false }));
     const long = Math.max(...run.classes.map((name) => name.length)) > 3;
     canvas.height = long ? 350 : 310;
     const area = { left: 38, right: canvas.width - 8, top: 28, bottom: 262 };
@@ -541,7 +543,7 @@
       names.filter((fusion) => !canvas.hidden.has(fusion)).forEach((fusion, k, visible) => {
         const value = run.fusions[fusion].per_class[c];
         if (value === null) return;
-        const x = centre + (k - (visible.length - 1) / 2) * Math.min(7, (0.8 * wide) / visible.length), index = fusionNames.indexOf(fusion);
+        const x = centre + (k - (visible.length - 1) / 2) * Math.min(7, (0.8 * wide) / visible.length), index = fusionIndex(fusion);
         canvas.nodes.push(mark(index, x, y.at(100 * value), Math.min(4, Math.max(2, wide / 6)), { fill: colour(index) }));
         canvas.points.push({ x, y: y.at(100 * value), title: `class ${name}, ${fusion}`, text: percent(value) });
       });
@@ -553,7 +555,7 @@
     canvas.shown = runWords();
     if (!names.length) return "This run was measured before reliability was kept; its calibration error is in the table above.";
     canvas.about = `Accuracy against confidence of ${names.join(", ")}`;
-    canvas.keys = names.map((name) => ({ name, colour: colour(fusionNames.indexOf(name)), mark: fusionNames.indexOf(name) }));
+    canvas.keys = names.map((name) => ({ name, colour: colour(fusionIndex(name)), mark: fusionIndex(name) }));
     canvas.height = 310;
     const area = { left: 38, right: canvas.width - 12, top: 28, bottom: 262 };
     const x = linear(0, 100, area.left, area.right), y = linear(0, 100, area.bottom, area.top);
@@ -561,7 +563,7 @@
     canvas.nodes.push(shape("line", { x1: x.at(0), y1: y.at(0), x2: x.at(100), y2: y.at(100), stroke: "var(--soft)", "stroke-dasharray": "4 4" }));
     for (const name of names) {
       if (canvas.hidden.has(name)) continue;
-      const bins = run.fusions[name].reliability, k = fusionNames.indexOf(name);
+      const bins = run.fusions[name].reliability, k = fusionIndex(name);
       const xs = bins.map((bin) => x.at(100 * bin.confidence)), ys = bins.map((bin) => y.at(100 * bin.accuracy));
       canvas.nodes.push(line(xs, ys, { stroke: colour(k), "stroke-width": 1.6 }));
       bins.forEach((bin, i) => {
