@@ -29,8 +29,9 @@ def study_story(path: Path, runs: Path = Path("runs")) -> Story:
         raise RunError(f"{path} is not the result of a study (schema {SCHEMA}); run `oneflare study NAME` again")
     arms = {row["arm"]: row["label"] for row in content["rows"] if row["id"] == row["arm"]}
     rows = {row["id"]: row | {"name": arms[row["arm"]], "main": row["id"] == row["arm"]} for row in content["rows"]}
+    places = {place["id"]: place for place in content["places"]}
     panels = [_panel(content, rows, place, runs) for place in content["places"]]
-    verdicts = [_verdict(claim) for claim in content["claims"]]
+    verdicts = [_verdict(claim, rows, places) for claim in content["claims"]]
     missing = sum(len(cell["missing"]) for cell in content["cells"] if rows[cell["row"]]["main"])
     found = list(_folders(content, rows, runs))
     everyone = sum(len(cell["runs"]) for cell in content["cells"] if rows[cell["row"]]["main"])
@@ -47,13 +48,7 @@ def study_story(path: Path, runs: Path = Path("runs")) -> Story:
         all_runs=everyone,
         verdicts=verdicts,
         rule=content["rule"],
-        log=[
-            {
-                "settings": entry["settings"],
-                "values": {_name(rows, key): value for key, value in entry["values"].items()},
-            }
-            for entry in content["log"]
-        ],
+        log=[{"settings": entry["settings"], "values": _named(rows, entry["values"])} for entry in content["log"]],
         sweeps=[sweep for figure in content["figures"] for sweep in _sweeps(content, rows, figure)],
         provenance={
             "study": f"{content['study']} at scale {content['scale']}",
@@ -67,9 +62,11 @@ def place_title(place: Json) -> str:
     return f"{place['data']}, alpha {place['alpha']:g}, {place['clients']} clients"
 
 
-def _name(rows: Mapping[str, Json], row: str) -> str:
-    found = rows.get(row)
-    return row if found is None else str(found["label"])
+def _named(rows: Mapping[str, Json], values: Json) -> dict[str, Any]:
+    """By label, in the order of the table."""
+    return {str(row["label"]): values[key] for key, row in rows.items() if key in values} | {
+        key: value for key, value in values.items() if key not in rows
+    }
 
 
 def _facts(content: Json) -> dict[str, str]:
@@ -178,25 +175,34 @@ def _folders(content: Json, rows: Mapping[str, Json], runs: Path) -> Iterator[tu
                     yield result, run_label(result, rows[cell["row"]]["name"]), places[cell["place"]]
 
 
-def _verdict(claim: Json) -> Verdict:
-    return Verdict(
-        claim["id"], claim["text"], claim["verdict"], [_evidence(test) for test in claim["tests"]], claim["log"]
-    )
+def _verdict(claim: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> Verdict:
+    evidence = [_evidence(test, rows, places) for test in claim["tests"]]
+    return Verdict(claim["id"], claim["text"], claim["verdict"], evidence, claim["log"])
 
 
-def _evidence(test: Json) -> str:
-    """`FLARE against FAFI at cifar10-a0.05-c5: +1.2 points [-0.4, 2.9], p 0.08: undecided`"""
+def _evidence(test: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> str:
+    """`FLARE against FAFI (cifar10, alpha 0.05, 5 clients): +1.2 points [-0.4, +2.9], p 0.08, wanted above 0`"""
+    what = test["text"]
+    if test["kind"] == "difference":
+        what = f"{rows[test['arm']]['label']} against {rows[test['than']]['label']}"
+        what += "" if test["measure"] == "accuracy" else f", {test['measure']}"
+    if test["place"] not in places:
+        what += f" ({test['place']})"
+    elif len(places) > 1:
+        what += f" ({place_title(places[test['place']])})"
     unit = f" {test['unit']}" if test["unit"] else ""
-    mean, interval = test["mean"], test["interval"]
-    figures = "no run yet" if mean is None else f"{mean:+.3g}{unit}"
-    if interval is not None:
-        figures += f" [{interval[0]:+.3g}, {interval[1]:+.3g}]"
+    digits = ".1f" if test["unit"] else ".3g"
+    parts = ["no run yet" if test["mean"] is None else f"{test['mean']:+{digits}}{unit}"]
+    if test["interval"] is not None:
+        low, high = test["interval"]
+        parts[0] += f" [{low:+{digits}}, {high:+{digits}}]"
     elif test["values"] and len(test["values"]) > 1:
-        figures += f" (by seed {', '.join(f'{value:.3g}' for value in test['values'])})"
+        parts[0] += f" (by seed {', '.join(f'{value:.3g}' for value in test['values'])})"
     if test["p_value"] is not None:
-        figures += f", p {test['p_value']:.2g}"
-    place = f" at {test['place']}" if test["place"] else ""
-    return f"{test['text']}{place}: {figures}; {test['verdict']}"
+        parts.append(f"p {test['p_value']:.2g}")
+    parts.append(f"wanted {test['side']} {test['threshold']:g}")
+    verdict = "" if test["verdict"] == "undecided" else f": {test['verdict']}"
+    return f"{what}: {', '.join(parts)}{verdict}"
 
 
 def _sweeps(content: Json, rows: Mapping[str, Json], figure: Json) -> Iterator[Sweep]:

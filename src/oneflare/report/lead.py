@@ -72,19 +72,25 @@ def of_study(
     if missing:
         sentences.append(f"{missing} of the runs are not there yet, so this is a preliminary page.")
     if verdicts:
-        counted = [
-            f"{number} {word}"
-            for word in ("confirmed", "refuted", "undecided")
-            if (number := sum(verdict.verdict == word for verdict in verdicts))
-        ]
-        sentences.append(f"Of {len(verdicts)} claim{'s' if len(verdicts) > 1 else ''}: {listed(counted)}.")
+        sentences.append(tally(verdicts))
     if len(panels) == 1:
         return sentences + winner(panels[0].main)
     best = [max(panel.main, key=lambda row: row.mean).label for panel in panels if panel.main]
     wins = {label: best.count(label) for label in dict.fromkeys(best)}
     ranked = sorted(wins, key=lambda label: -wins[label])
-    tally = [f"{label} at {wins[label]}" for label in ranked]
-    return [*sentences, f"The best mean belongs to {listed(tally)} of {len(best)} settings."]
+    where = [f"{label} at {wins[label]}" for label in ranked]
+    return [*sentences, f"The best mean belongs to {listed(where)} of {len(best)} settings."]
+
+
+def tally(verdicts: Sequence[Verdict]) -> str:
+    """How the claims fared."""
+    found = [verdict.verdict for verdict in verdicts]
+    counts = [(found.count(word), word) for word in ("confirmed", "refuted", "undecided") if word in found]
+    if len(found) == 1:
+        return f"The claim is {found[0]}."
+    if len(counts) == 1:
+        return f"{'Both' if len(found) == 2 else f'All {len(found)}'} claims are {found[0]}."
+    return f"Of {len(found)} claims {listed([f'{number} {_is(number)} {word}' for number, word in counts])}."
 
 
 def winner(rows: Sequence[Row]) -> list[str]:
@@ -152,3 +158,7 @@ def _clients(number: int) -> str:
 
 def _seeds(number: int) -> str:
     return f"{number} seed{'' if number == 1 else 's'}"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"

@@ -19,6 +19,8 @@ from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
 
 SIGNS = {"confirmed": "✔", "refuted": "✘", "undecided": "?"}
+SCRIPTS = ("chart.js", "figures.js", "page.js")
+"""read in this order into one scope; no library, no network"""
 SHOW_ALL_PANELS = 3
 """up to here the tables of all settings are open at once"""
 
@@ -69,14 +71,14 @@ def render(story: Story) -> str:
         story=story,
         sections=_sections(story),
         signs=SIGNS,
-        main_words="the fusion its claims are tested with" if story.kind == "study" else "the method's own fusion",
+        main_words="the study's main fusion" if story.kind == "study" else "the method's own fusion",
         show_all=len(story.panels) <= SHOW_ALL_PANELS,
         has_lambdas=_has_lambdas(story),
         start=_first_to_show(story),
         version=__version__,
         data=Markup(json_for_html(story.to_dict())),
         css=Markup(part("page.css").read_text()),
-        script=Markup(part("page.js").read_text()),
+        script=Markup("\n".join(part(name).read_text() for name in SCRIPTS)),
     )
 
 
