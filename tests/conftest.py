@@ -93,7 +93,7 @@ log:
 
 @pytest.fixture(scope="session")
 def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Results (JSON) and the folder of runs; three arms, two settings, three seeds of one epoch."""
+    """Results (JSON) and the folder of runs; three arms, two settings, two seeds."""
     from oneflare.study.cells import make_plan, unique_cells
     from oneflare.study.declare import find_declaration
     from oneflare.study.execute import run_cells
@@ -102,12 +102,9 @@ def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
     folder = tmp_path_factory.mktemp("study")
     (folder / "miniature.yaml").write_text(TINY_STUDY)
-    tiny = {key: TINY[key] for key in ("data", "encoder", "workers")} | {"train": {**TINY["train"], "epochs": 2}}
-    plan = make_plan(
-        find_declaration(str(folder / "miniature.yaml")),
-        find_scale("smoke"),
-        overrides={**tiny, "data": {"train_size": 120, "test_size": 60}},
-    )
+    declaration = find_declaration(str(folder / "miniature.yaml"))
+    tiny = {key: TINY[key] for key in ("encoder", "train", "workers")} | {"data": {"train_size": 120, "test_size": 60}}
+    plan = make_plan(declaration, find_scale("smoke"), seeds=2, overrides=tiny)
     run_cells(unique_cells([plan]), folder / "runs", processes=1)
     return write_results(collect(plan, folder / "runs"), folder / "results"), folder / "runs"
 
