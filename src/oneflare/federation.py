@@ -56,6 +56,9 @@ class Observer:
     def warn(self, text: str) -> None:
         """Something the user should know."""
 
+    def end(self, content: Mapping[str, Any]) -> None:
+        """The run is complete; `content` is what its `result.json` says."""
+
 
 class RunFiles:
     """Where a run's files are."""

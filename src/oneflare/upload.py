@@ -181,6 +181,16 @@ def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[
     return _encoder_state(path, manifest)
 
 
+def read_prototypes(path: Path, size_limit: int = SIZE_LIMIT) -> tuple[Tensor | None, Tensor | None]:
+    """Prototypes and class counts alone, as far as they are in the file; for looking at a run of one's own."""
+    manifest = _read_manifest(path, _read_header(path, size_limit))
+    if not _digest_holds(manifest) or not isinstance(manifest.get("tensors"), dict):
+        raise UploadError(f"{path}: the manifest does not match its digest; it was altered or damaged, send it again")
+    prototypes = _read_tensors(path, manifest, prefix=PROTOTYPES).get(PROTOTYPES)
+    counts = _read_tensors(path, manifest, prefix=COUNTS).get(COUNTS)
+    return None if prototypes is None else prototypes.float(), None if counts is None else counts.double()
+
+
 def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     tensors = _read_tensors(path, manifest, prefix=ENCODER)
     state: dict[str, Tensor] = {}
