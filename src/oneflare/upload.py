@@ -7,7 +7,7 @@ names, shapes and dtypes against the encoder the server expects, finiteness, pla
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,8 @@ KNOWN = 20
 
 SCALE = "#scale"
 """ends the name of the scales that belong to an int8 or int16 tensor"""
+
+ALTERED = "the manifest does not match its digest; it was altered or damaged, send it again"
 
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
 
@@ -103,6 +105,11 @@ class Upload:
     @property
     def digest(self) -> str:
         return str(self.manifest["digest"])
+
+    @property
+    def member(self) -> str | None:
+        """Who sent it, in a real federation; None in a simulation."""
+        return self.manifest.get("member")
 
     @property
     def file_bytes(self) -> int:
@@ -217,6 +224,43 @@ def write_upload(
     write_bytes(path, save(tensors, metadata={MANIFEST: json.dumps(manifest, sort_keys=True)}))
 
 
+def seal_upload(
+    source: Path,
+    target: Path,
+    *,
+    member: str,
+    created: str,
+    sign: Callable[[str], dict[str, str]] | None = None,
+) -> dict[str, Any]:
+    """Copy an upload under its member's name and the moment it was made, signed if `sign` signs its new digest.
+
+    The digest covers both; the tensors stay as they are, byte for byte. Returns the manifest.
+    """
+    header = _read_header(source, SIZE_LIMIT)
+    old = _read_manifest(source, header)
+    content = {key: value for key, value in old.items() if key not in ("digest", "signature")}
+    manifest = content | {"member": member, "created": created}
+    manifest["digest"] = digest_of(manifest)
+    if sign is not None:
+        manifest["signature"] = sign(manifest["digest"])
+    with source.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        body = file.read()
+    header["__metadata__"] = {MANIFEST: json.dumps(manifest, sort_keys=True)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_bytes(target, len(text).to_bytes(8, "little") + text + body)
+    return manifest
+
+
+def read_manifest(path: Path, size_limit: int = SIZE_LIMIT) -> dict[str, Any]:
+    """An upload's manifest, known to be whole; its tensors are neither read nor checked."""
+    manifest = _read_manifest(path, _read_header(path, size_limit))
+    if not _digest_holds(manifest):
+        raise UploadError(f"{path}: {ALTERED}")
+    return manifest
+
+
 def _plan(contract: Contract) -> dict[str, Any] | None:
     return None if contract.statistics is None else contract.statistics.to_dict()
 
@@ -326,7 +370,7 @@ def _read_manifest(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract) -> None:
     if not _digest_holds(manifest):
-        raise UploadError(f"{path}: the manifest does not match its digest; it was altered or damaged, send it again")
+        raise UploadError(f"{path}: {ALTERED}")
     expected = {
         "federation": contract.federation,
         "encoder_hash": contract.encoder_hash(),
