@@ -194,7 +194,7 @@ class Charter(Section):
         if self.members:
             content["members"] = dict(self.members)
         return HEADER.format(fingerprint=short(self.fingerprint)) + yaml.safe_dump(
-            content, sort_keys=False, allow_unicode=True, width=110
+            content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
         )
 
     def write(self, path: Path) -> None:
