@@ -230,6 +230,11 @@ def new_charter(name: str, settings: Mapping[str, Any], **fields: Any) -> Charte
     return charter
 
 
+def revised(charter: Charter, **fields: Any) -> Charter:
+    """The charter with some fields replaced, checked again."""
+    return _validate(charter.model_dump() | fields)
+
+
 def read_charter(path: Path) -> Charter:
     """The charter of a file, or of a folder that has one."""
     if path.is_dir():

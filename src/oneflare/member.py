@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ from oneflare.files import digest_of, exclusive, read_json, remove_partial, tens
 from oneflare.nn.hardware import one_thread
 from oneflare.seeds import torch_generator
 from oneflare.signing import SigningKey
+from oneflare.statistics import Statistics, pack
 from oneflare.upload import read_manifest, seal_upload
 
 TIMED_STEPS = 6
@@ -153,30 +155,43 @@ class Estimate:
 
 
 def estimate(charter: Charter, data: ClientData) -> Estimate:
-    """Time a few steps and write an upload of the untrained network: nothing is kept."""
-    terms = charter.terms
-    with one_thread(), tempfile.TemporaryDirectory() as folder:
-        job = charter.job("estimate", Path(folder))
-        seconds, network, packed = 0.0, None, None
+    """Time a few steps on the member's own images; nothing is kept."""
+    terms, seconds = charter.terms, 0.0
+    job = charter.job("estimate", Path())
+    with one_thread():
         if charter.contract.statistics is not None:
-            rows = slice(0, TIMED_IMAGES)
-            some = ClientData.of(Split(data.images[rows], data.labels[rows]), len(charter.classes))
-            started = time.perf_counter()
-            packed = client_statistics(job, some)
-            seconds += (time.perf_counter() - started) * len(data) / len(some)
+            some = ClientData.of(Split(data.images[:TIMED_IMAGES], data.labels[:TIMED_IMAGES]), len(charter.classes))
+            seconds += _seconds(lambda: client_statistics(job, some)) * len(data) / len(some)
         if terms.trains:
             kept, _ = hold_out(data, terms.train.holdout, (terms.seed, job.client))
             training = build_training(job, kept)
-            size = min(len(kept), -(-len(kept) // training.batches))
             training.network.train()
-            timed = []
-            for step in range(TIMED_STEPS):
-                started = time.perf_counter()
-                draws = Augmentation.draw(size, torch_generator(0, "estimate", step))
+            size = -(-len(kept) // training.batches)
+
+            def step() -> None:
+                draws = Augmentation.draw(size, torch_generator(0, "estimate"))
                 training.step(*training.views(torch.arange(size), draws), 0.0)
-                timed.append(time.perf_counter() - started)
-            seconds += statistics.median(timed[1:]) * training.total_steps
-            network = training.network
+
+            step()
+            seconds += statistics.median(_seconds(step) for _ in range(TIMED_STEPS)) * training.total_steps
+    return Estimate(seconds, upload_size(charter))
+
+
+def upload_size(charter: Charter) -> int:
+    """Bytes of any member's upload, by writing an untrained one; names and signature add a few hundred."""
+    contract, classes = charter.contract, len(charter.classes)
+    packed = None
+    if contract.statistics is not None:
+        packed = pack(Statistics.zeros(contract.statistics.dim, classes), contract.statistics.dtype)
+    nothing = Split(torch.empty(0, 1, 1, 1), torch.empty(0, dtype=torch.long))
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "upload.safetensors"
-        send(path, job, network, data, max(1, terms.epochs), Companions(packed))
-        return Estimate(seconds, path.stat().st_size)
+        network = charter.template() if charter.terms.trains else None
+        send(path, charter.job("size", Path(folder)), network, ClientData.of(nothing, classes), 1, Companions(packed))
+        return path.stat().st_size
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

@@ -135,7 +135,7 @@ class Upload:
 
     def statistics(self) -> Statistics:
         """The analytic statistics; checked again as they are read."""
-        tensors = _read_tensors(self.path, self.manifest, prefix=STATISTICS)
+        tensors = read_tensors(self.path, self.manifest, prefix=STATISTICS)
         if not tensors:
             raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
         return unpack({name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()})
@@ -154,7 +154,7 @@ def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[
 
 
 def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    tensors = _read_tensors(path, manifest, prefix=ENCODER)
+    tensors = read_tensors(path, manifest, prefix=ENCODER)
     state: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(SCALE):
@@ -261,6 +261,20 @@ def read_manifest(path: Path, size_limit: int = SIZE_LIMIT) -> dict[str, Any]:
     return manifest
 
 
+def read_layout(path: Path, size_limit: int = SIZE_LIMIT) -> tuple[dict[str, Any], dict[str, int]]:
+    """An upload's manifest, known to be whole, and the bytes of every tensor."""
+    manifest = read_manifest(path, size_limit)
+    header = _read_header(path, size_limit)
+    sizes: dict[str, int] = {}
+    for name, entry in header.items():
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) and name != "__metadata__" else None
+        if isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(value, int) for value in offsets):
+            sizes[name] = offsets[1] - offsets[0]
+    if not isinstance(manifest.get("tensors"), dict) or set(sizes) != set(manifest["tensors"]):
+        raise UploadError(f"{path}: the tensors are not those the manifest lists; send the file again")
+    return manifest, sizes
+
+
 def _plan(contract: Contract) -> dict[str, Any] | None:
     return None if contract.statistics is None else contract.statistics.to_dict()
 
@@ -298,7 +312,7 @@ def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) ->
     _check_manifest(path, manifest, contract)
     _check_layout(path, header, manifest, contract)
     small: dict[str, Tensor] = {}
-    for name, tensor in _read_tensors(path, manifest).items():
+    for name, tensor in read_tensors(path, manifest).items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UploadError(f"{path}: {name} has values that are not finite; the client must train again")
         if name.endswith("running_var") and bool((tensor < 0).any()):
@@ -443,7 +457,8 @@ def _expected(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, tuple[t
     return expected
 
 
-def _read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+def read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """The tensors the manifest lists, each compared with its digest."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}

@@ -224,7 +224,7 @@ def _label(file: Path, row: int, value: Any, names: Sequence[str] | None, classe
     return list(classes).index(value)
 
 
-def class_table(split: Split, classes: Sequence[str]) -> dict[str, int]:
+def class_table(labels: Tensor, classes: Sequence[str]) -> dict[str, int]:
     """Images of each class, in the federation's order."""
-    found = Counter(split.labels.tolist())
+    found = Counter(labels.tolist())
     return {name: found.get(label, 0) for label, name in enumerate(classes)}
