@@ -107,7 +107,7 @@ class _Desk:
         chosen: dict[str, Upload] = {}
         notes: list[str] = []
         for member in sorted(self.candidates):
-            distinct = {candidate.upload.digest: candidate for candidate in self.candidates[member]}
+            distinct = {(candidate.upload.digest, candidate.key): candidate for candidate in self.candidates[member]}
             keys = {candidate.key for candidate in distinct.values() if candidate.key is not None}
             if len(keys) > 1:
                 for candidate in distinct.values():
@@ -123,7 +123,7 @@ class _Desk:
             self._settled(first, "in", "")
             for other in ranked[1:]:
                 kind = "unsigned" if first.key is not None and other.key is None else "older"
-                self._settled(other, "superseded", f"{kind} than {first.upload.path}")
+                self._settled(other, "superseded", f"{kind}; {first.upload.path} is taken instead")
             if len(ranked) > 1:
                 signed = "signed " if first.key is not None else ""
                 notes.append(
