@@ -17,6 +17,7 @@ from hospitals import DIGITS, TINY, digits, make, rows_of, tiny_charter, typed, 
 from oneflare.charter import new_charter, read_charter, revised
 from oneflare.data.local import read_local
 from oneflare.errors import ConfigError, DataError, RunError
+from oneflare.intake import take_in
 from oneflare.member import estimate, make_upload, member_data, work_folder
 from oneflare.signing import generate
 from oneflare.upload import read_manifest, read_upload
@@ -219,9 +220,8 @@ def test_members_are_who_their_key_says(images, tmp_path, capsys, monkeypatch):
     for more, message in (
         ([], "say who you are"),
         (["--name", "north"], "must be signed"),
-        (["--name", "nroth"], "did you mean 'north'"),
         (["--name", "north", "--key", "south.key"], "belongs to south"),
-        (["--name", "north", "--key", "other.key"], "not known to this federation"),
+        (["--name", "north", "--key", "other.key"], "is not north's"),
         (["--key", "nowhere.key"], "cannot read the key"),
         (["--key", "north.key", "--out", "upload.txt"], "ends in .safetensors"),
     ):
@@ -230,6 +230,22 @@ def test_members_are_who_their_key_says(images, tmp_path, capsys, monkeypatch):
         assert message in err
         assert err.count("\n") == 1
     assert not list(tmp_path.glob("upload*"))
+
+
+def test_a_copy_of_the_terms_from_before_ones_admission_is_good_enough(images, tmp_path, capsys):
+    """Members may be admitted after the file was sent; a misspelt name is still noticed."""
+    old = tiny_charter(members={"north": None})
+    old.write(tmp_path / "federation.yaml")
+    words = ["client", "train", str(tmp_path / "federation.yaml"), "--data", str(images)]
+    code, _, err = typed(capsys, *words, "--name", "nroth", "--dry-run")
+    assert code == 0
+    assert "do not list nroth as a member; did you mean 'north'" in err
+    code, _, err = typed(capsys, *words, "--name", "south", "--out", str(tmp_path / "south.safetensors"))
+    assert code == 0
+    assert "the coordinator must admit it" in err
+    assert take_in(old, [tmp_path / "south.safetensors"]).uploads == {}
+    admitted = revised(old, members={"north": None, "south": None})
+    assert list(take_in(admitted, [tmp_path / "south.safetensors"]).uploads) == ["south"]
 
 
 def test_keygen_by_command(tmp_path, capsys):

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from oneflare.charter import Charter, check_name, short
+from oneflare.charter import Charter, short
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import offered_fields
-from oneflare.signing import verify
+from oneflare.signing import check_name, verify
 from oneflare.upload import Upload, read_manifest, read_upload
 
 CLOCK_TOLERANCE = timedelta(days=1)
