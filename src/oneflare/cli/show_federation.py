@@ -39,9 +39,8 @@ def announce(charter: Charter, member: str, data: ClientData, notes: tuple[str, 
     for text in notes:
         note(f"note: {text}")
     if charter.members and member not in charter.members:
-        note(
-            f"warning: the coordinator must admit {member} before its upload counts{did_you_mean(member, charter.members)}"
-        )
+        hint = did_you_mean(member, charter.members)
+        note(f"warning: the coordinator must admit {member} before its upload counts{hint}")
     if charter.deadline is not None and datetime.now(UTC) > charter.deadline:
         note(f"warning: the deadline {charter.deadline:%Y-%m-%d %H:%M %Z} has passed; ask whether it is still taken")
 
