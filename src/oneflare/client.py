@@ -49,6 +49,8 @@ class ClientJob:
     folder: Path
     flip: bool
     encoder: nn.Module | None = None
+    secret: int | None = None
+    """seed of the noise on class counts; simulations use the experiment's, which the server knows"""
 
 
 @dataclass(frozen=True)
@@ -472,7 +474,7 @@ def send(
         client=job.client,
         counts=data.counts,
         epoch=epoch,
-        seed=job.experiment.seed,
+        seed=job.experiment.seed if job.secret is None else job.secret,
         counts_mode=upload.counts,
         counts_epsilon=upload.counts_epsilon,
         dtype=upload.dtype,

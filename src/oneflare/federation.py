@@ -18,7 +18,7 @@ from oneflare._version import __version__
 from oneflare.client import ClientFiles, ClientJob, ClientSummary, snapshot_epochs
 from oneflare.cohort import cohorts, train_cohort
 from oneflare.config import Experiment
-from oneflare.data import ClientData, Dataset, Partition, split_clients
+from oneflare.data import ClientData, Dataset, ImageSpec, Partition, split_clients
 from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import RunError, UploadError
@@ -107,7 +107,7 @@ class Federation:
             anchors=experiment.anchors,
             image=dataset.image,
             classes=dataset.classes,
-            statistics=_plan(experiment, dataset),
+            statistics=statistics_plan(experiment, dataset.image, dataset.flip),
             deep=experiment.trains,
         )
         return cls(experiment, files, dataset, partition, contract, encoder)
@@ -319,17 +319,17 @@ class Federation:
         }
 
 
-def _plan(experiment: Experiment, dataset: Dataset) -> Plan | None:
-    """What the statistics of this federation are."""
+def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> Plan | None:
+    """What the statistics of this federation are; mirror: whether a mirrored image keeps its label."""
     if experiment.analytic["name"] == "none":
         return None
-    flip = dataset.flip if experiment.augment.flip is None else experiment.augment.flip
+    flip = mirror if experiment.augment.flip is None else experiment.augment.flip
     spec = feature_map_spec(experiment.analytic, flip)
     upload = experiment.upload
     privacy = None
     if upload.statistics_epsilon is not None:
         privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
-    return Plan.of(spec, dataset.image.channels, dataset.image.size, upload.statistics_dtype, privacy)
+    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy)
 
 
 def peak_memory_bytes() -> int:

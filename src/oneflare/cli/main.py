@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, laboratory
+from oneflare.cli import commands, federation, laboratory, models
 from oneflare.errors import OneFlareError
 
 EXIT_USER_ERROR = 2
@@ -54,6 +54,13 @@ app.command("methods", rich_help_panel="Look")(commands.methods)
 app.command("explain", rich_help_panel="Look")(laboratory.explain)
 app.command("schedule", rich_help_panel="Look")(laboratory.schedule)
 app.command("lambda", rich_help_panel="Look")(laboratory.lambda_picture)
+app.command("predict", rich_help_panel="Use a model")(models.predict)
+app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
+app.command("export", rich_help_panel="Use a model")(models.export)
+app.command("serve", rich_help_panel="Use a model")(models.serve)
+app.add_typer(federation.server, name="server", rich_help_panel="Federate")
+app.add_typer(federation.client, name="client", rich_help_panel="Federate")
+app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")
 
 
 class Terminated(BaseException):
