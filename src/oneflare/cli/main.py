@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, federation, laboratory, models
+from oneflare.cli import commands, federation, flower, laboratory, models
 from oneflare.errors import OneFlareError
 
 EXIT_USER_ERROR = 2
@@ -61,6 +61,7 @@ app.command("serve", rich_help_panel="Use a model")(models.serve)
 app.add_typer(federation.server, name="server", rich_help_panel="Federate")
 app.add_typer(federation.client, name="client", rich_help_panel="Federate")
 app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")
+app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
 
 
 class Terminated(BaseException):

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +33,11 @@ from oneflare.flower_app.certificates import Certificates
 HOST = "127.0.0.1"
 CONNECTION = "here"
 START_SECONDS = 90.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _ignore(text: str) -> None:
+    del text
 
 
 @dataclass
@@ -106,25 +113,47 @@ class Deployment:
             words += ["--auth-supernode-private-key", str(self.certificates.node(name))]
         self._start(name, words)
 
-    def run(self, app: Path, config: Mapping[str, Any], timeout: float) -> str:
-        """`flwr run`: start the round, wait for its end, and return its status ("finished:completed" is a success)."""
+    def run(self, app: Path, config: Mapping[str, Any], timeout: float, say: Callable[[str], None] = _ignore) -> str:
+        """`flwr run`: start the round, pass its log on, and return how it ended ("finished:completed" is a success)."""
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         started = json.loads(self.flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", words))
         if not started.get("success"):
             raise RunError(f"flwr run was refused: {started.get('error-message', started)}")
+        number = str(started["run-id"])
         end = time.monotonic() + timeout
-        while True:
-            listing = json.loads(self.flwr("list", CONNECTION, "--format", "json"))
-            status = next(str(run["status"]) for run in listing["runs"] if run["run-id"] == started["run-id"])
-            if status.startswith("finished"):
-                return status
+        self._follow(number, timeout, say)
+        while not (status := self._status(number)).startswith("finished"):
             if time.monotonic() > end:
                 raise RunError(f"the round did not end within {timeout:g} s (status {status}); see {self.folder}")
-            time.sleep(1)
+            time.sleep(2)
+        return status
+
+    def _status(self, number: str) -> str:
+        listing = json.loads(self.flwr("list", CONNECTION, "--format", "json"))
+        return next(str(run["status"]) for run in listing["runs"] if str(run["run-id"]) == number)
+
+    def _follow(self, number: str, timeout: float, say: Callable[[str], None]) -> None:
+        """Pass on the lines of `flwr log` until the round ends or the time is up."""
+        process = subprocess.Popen(
+            [_program("flwr"), "log", number, CONNECTION, "--stream"],
+            env=self._environment("flwr"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        timer = threading.Timer(timeout, lambda: _end(process, signal.SIGKILL))
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                say(_COLOUR.sub("", line.decode(errors="replace")).rstrip())
+        finally:
+            timer.cancel()
+            _end(process, signal.SIGTERM)
 
     def flwr(self, *words: str) -> str:
         outcome = subprocess.run(
-            [_program("flwr"), *words], env=self._environment("flwr"), capture_output=True, text=True, timeout=120
+            [_program("flwr"), *words], env=self._environment("flwr"), capture_output=True, text=True, timeout=180
         )
         if outcome.returncode != 0:
             text = (outcome.stdout + outcome.stderr).strip()
