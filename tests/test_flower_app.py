@@ -265,7 +265,7 @@ def test_a_supernode_killed_while_it_trains_is_missed_and_the_rest_is_fused(tmp_
 
 
 @pytest.mark.soak
-def test_a_supernode_that_returns_nan_or_hangs_is_left_out_within_the_timeout(tmp_path):
+def test_a_supernode_that_returns_nan_is_left_out(tmp_path):
     charter = make_federation(tmp_path)
     out = tmp_path / "work" / "north.safetensors"
     data, _ = member_data(charter, tmp_path / "north")

@@ -145,8 +145,9 @@ class Deployment:
         timer.start()
         try:
             assert process.stdout is not None
-            for line in process.stdout:
-                say(_COLOUR.sub("", line.decode(errors="replace")).rstrip())
+            with process.stdout as lines:
+                for line in lines:
+                    say(_COLOUR.sub("", line.decode(errors="replace")).rstrip())
         finally:
             timer.cancel()
             _end(process, signal.SIGTERM)
@@ -168,10 +169,12 @@ class Deployment:
         _end(self.processes.pop(name), signal.SIGKILL)
 
     def close(self) -> None:
-        """Nodes first, so that they do not look for a SuperLink that has gone."""
-        names = sorted(self.processes, key=lambda name: name == "superlink")
-        for name in names:
-            _end(self.processes.pop(name), signal.SIGTERM)
+        """Nodes first, all at once, so that none looks for a SuperLink that has gone."""
+        nodes = [self.processes.pop(name) for name in list(self.processes) if name != "superlink"]
+        for process in nodes:
+            _signal(process, signal.SIGTERM)
+        for process in [*nodes, *(self.processes.pop(name) for name in list(self.processes))]:
+            _end(process, signal.SIGTERM)
 
     def _start(self, name: str, words: Sequence[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -197,16 +200,20 @@ def _program(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To the whole process group, which is ours: we made its leader."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
 def _end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal a process group that we started; insist after some seconds."""
-    for attempt in (number, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, attempt)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-            break
-    with contextlib.suppress(ProcessLookupError):  # children that outlived their parent
-        os.killpg(process.pid, signal.SIGKILL)
+    """Signal, insist after some seconds, and take along children that outlived their parent."""
+    if process.poll() is None:
+        _signal(process, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    _signal(process, signal.SIGKILL)
+    process.wait()
 
 
 def free_port() -> int:
