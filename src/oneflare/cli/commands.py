@@ -147,7 +147,9 @@ def methods(json: Json = False) -> None:
     """List the methods with the research log's version numbers."""
     from oneflare.cli import show
     from oneflare.methods import METHODS
+    from oneflare.plugins import load_plugins
 
+    load_plugins()
     if json:
         show.as_json([{"name": m.name, "version": m.version, "summary": m.summary} for m in METHODS.values()])
     else:

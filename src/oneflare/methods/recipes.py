@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oneflare.errors import ConfigError, did_you_mean
+from oneflare.plugins import load_plugins
 
 
 @dataclass(frozen=True)
@@ -261,8 +262,17 @@ ANALYTIC = (
 METHODS: dict[str, Method] = {method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC)}
 
 
+def register(method: Method) -> Method:
+    """Add a method of your own; see `oneflare.plugins`."""
+    if method.name in METHODS:
+        raise ValueError(f"method '{method.name}' is registered twice")
+    METHODS[method.name] = method
+    return method
+
+
 def find_method(name: str) -> Method:
     """By name or by the log's version number."""
+    load_plugins()
     numbers = {number.lower(): method for method in METHODS.values() for number in method.numbers}
     found = METHODS.get(name) or numbers.get(name.lower())
     if found is None:

@@ -12,6 +12,7 @@ from oneflare.methods.recipes import find_method
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
 from oneflare.objective import CONTROLLERS, TERMS, ClientFacts, build_controller
+from oneflare.plugins import load_plugins
 from oneflare.schedules import SCHEDULES, build_schedule
 
 ARRAYS = "arrays"
@@ -24,6 +25,7 @@ NAMED_DEFAULTS = {
 
 def resolve(*layers: Layer) -> Experiment:
     """Defaults, then the method's recipe, then the layers, later ones winning."""
+    load_plugins()
     wanted = merge(*layers)
     name = wanted.get("method", Experiment.model_fields["method"].default)
     if not isinstance(name, str):
