@@ -155,10 +155,31 @@ class Federation:
         return ClientData.of(self.dataset.train.take(rows), len(self.dataset.classes))
 
     def train(self, observer: Observer) -> list[ClientSummary]:
-        """Every client on its own data; small ones share a batch of models."""
-        sizes, epochs = self.partition.sizes, self.experiment.epochs
-        train = self.experiment.train
+        """Every client on its own data, where the experiment's engine says."""
         self.teach(observer)
+        return self._train_on_flower(observer) if self.experiment.engine == "flower" else self._train_here(observer)
+
+    def _train_on_flower(self, observer: Observer) -> list[ClientSummary]:
+        """Every client as a node of Flower's simulation, alone."""
+        from oneflare.engine.flower import require_flower
+
+        require_flower(simulation=True)
+        from oneflare.engine.flower.simulation import train_on_flower
+
+        return train_on_flower(
+            [self.job(client) for client in range(len(self.partition.sizes))],
+            self.dataset.train,
+            self.partition.indices,
+            self.files.folder,
+            on_done=lambda summary: self._announce(summary, observer),
+            workers=self.workers,
+            gpu=self.on_gpu,
+        )
+
+    def _train_here(self, observer: Observer) -> list[ClientSummary]:
+        """In worker processes; small clients share a batch of models."""
+        sizes = self.partition.sizes
+        train = self.experiment.train
         more = train.thermostat or train.check_lr or train.holdout or self.contract.statistics is not None
         more = more or self.experiment.objective.systems
         alone = self.on_gpu or self.encoder is not None or more or not self.experiment.trains
@@ -178,15 +199,7 @@ class Federation:
         def done(group: list[int], summaries: list[ClientSummary]) -> None:
             del group
             for summary in summaries:
-                observer.client_done(summary, sizes[summary.client] * epochs)
-                if summary.status != "trained":
-                    observer.warn(f"client {summary.client} is left out: {summary.reason}")
-                elif summary.stable_lr is not None and summary.peak_lr > summary.stable_lr:
-                    observer.warn(
-                        f"client {summary.client}: the peak rate {summary.peak_lr:g} exceeds 2/L = "
-                        f"{summary.stable_lr:.2g} at the start, the largest stable rate of plain gradient descent; "
-                        "lower train.lr or add a warm-up"
-                    )
+                self._announce(summary, observer)
 
         results = map_tasks(work, groups, workers=self.workers, on_report=seen, on_result=done)
         return sorted((summary for group in results for summary in group), key=lambda summary: summary.client)
@@ -201,6 +214,17 @@ class Federation:
         observer.stage(f"training the teacher on {len(public.labels)} public images")
         features = teacher_features(self.experiment, self.contract, public, self.dataset.flip, self.encoder)
         save_state(self.files.bank, {"features": features})
+
+    def _announce(self, summary: ClientSummary, observer: Observer) -> None:
+        observer.client_done(summary, self.partition.sizes[summary.client] * self.experiment.epochs)
+        if summary.status != "trained":
+            observer.warn(f"client {summary.client} is left out: {summary.reason}")
+        elif summary.stable_lr is not None and summary.peak_lr > summary.stable_lr:
+            observer.warn(
+                f"client {summary.client}: the peak rate {summary.peak_lr:g} exceeds 2/L = "
+                f"{summary.stable_lr:.2g} at the start, the largest stable rate of plain gradient descent; "
+                "lower train.lr or add a warm-up"
+            )
 
     def job(self, client: int) -> ClientJob:
         folder = self.files.client(client).folder

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, doctor, federation, fusing, laboratory, models, reporting, study
+from oneflare.cli import commands, doctor, federation, flower, fusing, laboratory, models, reporting, study
 from oneflare.errors import OneFlareError
 from oneflare.plugins import name_plugins
 
@@ -77,6 +77,7 @@ app.command("serve", rich_help_panel="Use a model")(models.serve)
 app.add_typer(federation.server, name="server", rich_help_panel="Federate")
 app.add_typer(federation.client, name="client", rich_help_panel="Federate")
 app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")
+app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
 
 
 class Terminated(BaseException):
