@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,7 @@ def run_experiment(
     """All stages; those whose files are complete are skipped."""
     observer = observer or Observer()
     files = RunFiles(folder)
-    with exclusive(folder):
-        remove_partial(folder)
+    with exclusive(folder), _tidy(folder):
         claim_folder(files, experiment)
         finished = _finished(files, experiment)
         if finished is not None:
@@ -147,6 +147,16 @@ def run_experiment(
     return Result(folder, content)
 
 
+@contextlib.contextmanager
+def _tidy(folder: Path) -> Iterator[None]:
+    """Clears what killed writers left half-written: before, and after workers were stopped in the middle."""
+    remove_partial(folder)
+    try:
+        yield
+    finally:
+        remove_partial(folder)
+
+
 def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observer | None = None) -> Result:
     """Add fusions to a finished run without training; the same uploads feed them."""
     observer = observer or Observer()
@@ -159,7 +169,7 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
             f"{folder} used arrays or an encoder given in Python; add the fusion to `fusions` and run it again"
         )
     complete = [FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in specs]
-    with exclusive(folder):
+    with exclusive(folder), _tidy(folder):
         content = read_json(files.result)
         missing = [spec for spec in complete if not files.metrics(spec["name"]).exists()]
         federation = Federation.build(experiment, files, load(experiment.data), None, None)

@@ -375,7 +375,11 @@ def forged(
     body = b""
     for name, t in kept.items():
         data = t.reshape(-1).view(torch.uint8).numpy().tobytes()
-        header[name] = {"dtype": TYPES[t.dtype], "shape": list(t.shape), "data_offsets": [len(body), len(body) + len(data)]}
+        header[name] = {
+            "dtype": TYPES[t.dtype],
+            "shape": list(t.shape),
+            "data_offsets": [len(body), len(body) + len(data)],
+        }
         body += data
     return file_of(json.dumps(header), body)
 
@@ -433,7 +437,9 @@ def altered_inside(upload: Honest, generator: Generator) -> bytes:
 
 @mutation
 def missing_field(upload: Honest, generator: Generator) -> bytes:
-    absent_is_fine = {"digest", "signature", "trust"} | ({"statistics"} if upload.contract.statistics is None else set())
+    absent_is_fine = {"digest", "signature", "trust"} | (
+        {"statistics"} if upload.contract.statistics is None else set()
+    )
     keys = [key for key in upload.manifest if key not in absent_is_fine]
     return forged(upload, drop=(keys[int(generator.integers(len(keys)))],))
 
