@@ -48,10 +48,10 @@ SCALE = "#scale"
 """ends the name of the scales that belong to an int8 or int16 tensor"""
 
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
-_FIELDS = frozenset(
-    "schema federation method client epoch samples counts classes image encoder encoder_hash anchors dim statistics "
-    "trust tensors digest signature".split()
-)
+_FIELDS = {
+    "schema", "federation", "method", "client", "epoch", "samples", "counts", "classes", "image", "encoder",
+    "encoder_hash", "anchors", "dim", "statistics", "trust", "tensors", "digest", "signature",
+}  # fmt: skip
 _COUNTS_MODES = ("exact", "noised", "withheld")
 
 
@@ -219,10 +219,10 @@ def write_upload(
     tensors: dict[str, Tensor] = {}
     if network is not None:
         for name, tensor in network.encoder.state_dict().items():
-            tensors |= _shrink(ENCODER + name, tensor.detach().cpu(), dtype)
+            tensors |= shrink(ENCODER + name, tensor.detach().cpu(), dtype)
         tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
     tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (statistics or {}).items()}
-    disclosed = _disclose(counts, counts_mode, counts_epsilon, seed, client)
+    disclosed = disclose(counts, counts_mode, counts_epsilon, seed, client)
     if disclosed is not None:
         tensors[COUNTS] = disclosed
     samples = int(counts.sum()) if disclosed is None else max(1, round(float(disclosed.sum())))
@@ -254,7 +254,7 @@ def _plan(contract: Contract) -> dict[str, Any] | None:
     return None if contract.statistics is None else contract.statistics.to_dict()
 
 
-def _shrink(name: str, tensor: Tensor, dtype: str) -> dict[str, Tensor]:
+def shrink(name: str, tensor: Tensor, dtype: str) -> dict[str, Tensor]:
     """A tensor as it is sent. Weights (two or more dimensions) shrink; biases and batch-norm statistics stay float32.
 
     int8: w = q s with one scale s = max|w|/127 per output channel.
@@ -269,7 +269,7 @@ def _shrink(name: str, tensor: Tensor, dtype: str) -> dict[str, Tensor]:
     return {name: quantised.view_as(tensor).contiguous(), name + SCALE: scale}
 
 
-def _disclose(counts: Tensor, mode: str, epsilon: float, seed: int, client: int) -> Tensor | None:
+def disclose(counts: Tensor, mode: str, epsilon: float, seed: int, client: int) -> Tensor | None:
     """Class counts as the member agreed to reveal them; noise is Laplace(1/epsilon), then rounded and clipped."""
     if mode == "withheld":
         return None

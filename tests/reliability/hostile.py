@@ -570,7 +570,7 @@ def negative_where_it_cannot_be(upload: Honest, generator: Generator) -> bytes |
 @mutation
 def impossible_counts(upload: Honest, generator: Generator) -> bytes | None:
     names = [name for name in upload.tensors if name.endswith("counts")]
-    if not names or upload.contract.statistics is not None and upload.contract.statistics.privacy is not None:
+    if not names or (upload.contract.statistics is not None and upload.contract.statistics.privacy is not None):
         return None
     name = names[int(generator.integers(len(names)))]
     t = upload.tensors[name].clone()

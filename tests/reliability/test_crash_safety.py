@@ -13,15 +13,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from crash import Moment, command, count_operations, incomplete_files, listing, outcome, preload, run_and_die, stage
+from record import record
 
 from conftest import TINY
-from crash import Moment, command, count_operations, incomplete_files, listing, outcome, preload, run_and_die, stage
 from oneflare.config import Experiment
 from oneflare.files import exclusive
 from oneflare.methods.resolve import resolve
 from oneflare.seeds import numpy_generator
 from oneflare.stages import read_experiment, run_experiment
-from record import record
 from test_cli import COMMAND, TINY_WORDS, wait_for
 
 CLIENTS = 3

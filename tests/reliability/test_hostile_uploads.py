@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from hostile import MUTATIONS, honest_uploads, mutants
 from measure import peak_growth
+from record import record
+
 from oneflare.errors import UploadError
 from oneflare.upload import read_upload
-from record import record
 
 SIZE_LIMIT = 16 << 20
 SECONDS_LIMIT = 5
