@@ -95,6 +95,8 @@ class Fusion(ABC):
     """Chosen by name; options are the keyword-only parameters of the constructor."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "prototypes"})
+    remarks: tuple[str, ...] = ()
+    """what the user should know about the last `fuse`: members it does not trust, and why"""
 
     @abstractmethod
     def fuse(self, uploads: UploadSet) -> GlobalModel: ...

@@ -10,7 +10,7 @@ from oneflare.data import ImageSpec, prepare
 from oneflare.fusion.base import UploadSet
 from oneflare.seeds import torch_generator
 
-PROBES = 64
+PROBES = 128
 GRIDS = (2, 3, 4)
 """sides of the coarse noise that is enlarged to blobs; the last part is noise pixel by pixel"""
 

@@ -20,8 +20,10 @@ from torch import Tensor
 from oneflare.config import Experiment
 from oneflare.data import Dataset, load
 from oneflare.federation import Federation, Observer, RunFiles
-from oneflare.files import write_json
+from oneflare.files import write_json, write_text
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all
+from oneflare.fusion.robust import find_suspects
+from oneflare.methods.resolve import resolve
 from oneflare.nn import PrototypeNetwork, initial_network
 from oneflare.nn.hardware import one_thread
 from oneflare.seeds import derive, numpy_generator
@@ -175,3 +177,132 @@ def accuracies(uploads: UploadSet, dataset: Dataset, fusions: Sequence[str]) -> 
         logits = logits_of_all(models, dataset.test.images)
     labels = dataset.test.labels
     return {name: float((value.argmax(1) == labels).double().mean()) for name, value in logits.items()}
+
+
+# ---- the study
+
+CROWDS = ((5, 1), (10, 3))
+"""members, attackers among them"""
+ALPHAS = (0.5, 0.05)
+PLAIN, ROBUST = "count_prototypes", "robust_prototypes"
+FUSED = (
+    "average", "ensemble", "feature_mean", "iffi", PLAIN, "median_prototypes", "trimmed_prototypes", ROBUST,
+)  # fmt: skip
+COLLAPSE = 0.1
+"""loss of accuracy from which on a fusion has collapsed"""
+REMOVED = "attackers known and left out"
+BUDGET: dict[str, Any] = {
+    "data": "digits",
+    "method": "flare",
+    "encoder": {"name": "conv4", "width": 16},
+    "epochs": 20,
+    "train.snapshots": 0,
+    "fusions": PLAIN,
+}
+
+
+def attack_study(
+    folder: Path,
+    *,
+    seeds: int = 3,
+    alphas: Sequence[float] = ALPHAS,
+    crowds: Sequence[tuple[int, int]] = CROWDS,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Accuracy of every fusion under every attack, over seeds; runs that are there are not repeated."""
+    scenes = []
+    for alpha in alphas:
+        for clients, attackers in crowds:
+            rows = []
+            for seed in range(seeds):
+                layer = {"alpha": alpha, "clients": clients, "seed": seed}
+                experiment = resolve(BUDGET, settings or {}, layer)
+                place = folder / f"a{alpha:g}-c{clients}-s{seed}"
+                scene = build_scene(experiment, place, attackers, observer)
+                rows.append(_measure(scene))
+            scenes.append({"alpha": alpha, "clients": clients, "attackers": attackers, **_summary(rows)})
+    experiment = resolve(BUDGET, settings or {})
+    return {
+        "data": experiment.data.name,
+        "method": experiment.method,
+        "encoder": experiment.encoder,
+        "epochs": experiment.epochs,
+        "seeds": seeds,
+        "fusions": list(FUSED),
+        "scenes": scenes,
+    }
+
+
+def _measure(scene: Scene) -> dict[str, Any]:
+    """One seed: accuracies by attack and fusion, and who was suspected."""
+    table = {REMOVED: accuracies(scene.without_attackers(), scene.dataset, FUSED)}
+    named: dict[str, list[int]] = {}
+    for attack in (NOBODY, *KINDS):
+        uploads = scene.uploads(attack)
+        table[attack] = accuracies(uploads, scene.dataset, FUSED)
+        with one_thread():
+            named[attack] = sorted(suspect.client for suspect in find_suspects(uploads))
+    return {"accuracy": table, "suspects": named, "attackers": list(scene.attackers)}
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over seeds; how many attackers were named, and how many honest members wrongly."""
+    attacks = (REMOVED, NOBODY, *KINDS)
+    mean = {
+        attack: {name: statistics.fmean(row["accuracy"][attack][name] for row in rows) for name in FUSED}
+        for attack in attacks
+    }
+    found = {
+        attack: {
+            "attackers": sum(len(row["attackers"]) for row in rows) if attack != NOBODY else 0,
+            "named": sum(
+                len(set(row["suspects"][attack]) & set(row["attackers"])) for row in rows if attack != NOBODY
+            ),
+            "wrongly": sum(
+                len(set(row["suspects"][attack]) - (set(row["attackers"]) if attack != NOBODY else set()))
+                for row in rows
+            ),
+        }
+        for attack in (NOBODY, *KINDS)
+    }
+    verdicts = {
+        attack: {
+            "plain_loss": mean[NOBODY][PLAIN] - mean[attack][PLAIN],
+            "robust_loss": mean[NOBODY][PLAIN] - mean[attack][ROBUST],
+            "robust_loss_to_removal": mean[REMOVED][PLAIN] - mean[attack][ROBUST],
+            "collapsed": mean[NOBODY][PLAIN] - mean[attack][PLAIN] > COLLAPSE,
+        }
+        for attack in (NOBODY, *KINDS)
+    }
+    return {"accuracy": mean, "found": found, "verdicts": verdicts, "runs": list(rows)}
+
+
+def attack_tables(content: Mapping[str, Any]) -> str:
+    """The study as Markdown; accuracies in percent."""
+    lines = [
+        "# Poisoned uploads: what each fusion makes of them",
+        "",
+        f"{content['data']}, {content['method']}, {content['encoder']['name']} width {content['encoder']['width']}, "
+        f"{content['epochs']} epochs; test accuracy in percent, mean over {content['seeds']} seeds. "
+        "`named`: attackers that the server suspects, of all; `wrongly`: honest members it suspects.",
+    ]
+    for scene in content["scenes"]:
+        lines += [
+            "",
+            f"## alpha {scene['alpha']:g}, {scene['attackers']} of {scene['clients']} members attack",
+            "",
+            "| attack | " + " | ".join(content["fusions"]) + " | named | wrongly |",
+            "|---|" + "---|" * (len(content["fusions"]) + 2),
+        ]
+        for attack, row in scene["accuracy"].items():
+            found = scene["found"].get(attack)
+            cells = [f"{100 * row[name]:.1f}" for name in content["fusions"]]
+            cells += [f"{found['named']}/{found['attackers']}", str(found["wrongly"])] if found else ["", ""]
+            lines.append(f"| {attack} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_study(content: Mapping[str, Any], out: Path) -> None:
+    write_json(out / "attacks.json", content)
+    write_text(out / "attacks.md", attack_tables(content))
