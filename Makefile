@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test lint types imports unit soak bench clean
+.PHONY: demo test lint types imports unit soak bench wheel docs clean
 
 demo: $(STAMP)
 	$(BIN)/oneflare compare fedavg fafi flare data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
@@ -30,6 +30,18 @@ soak: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# In an environment of its own, from the index, without the repository on the path.
+wheel: $(STAMP)
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m build --no-isolation --outdir build/wheel .
+	$(BIN)/python -m venv build/wheel/env
+	build/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
+	build/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build/wheel/*.whl
+	cd build/wheel && env/bin/oneflare compare fedavg fafi flare --seeds 1 --out demo
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
 # torch is pinned through constraints.txt: an unpinned torch brings gigabytes of CUDA.
 $(STAMP): pyproject.toml constraints.txt

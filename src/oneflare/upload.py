@@ -12,7 +12,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from torch import Tensor
 
 from oneflare.data import ImageSpec
 from oneflare.errors import UploadError
+from oneflare.evidence import FIELDS as EVIDENCE_FIELDS
+from oneflare.evidence import complaint as evidence_complaint
+from oneflare.evidence import layout, offers
 from oneflare.files import digest_of, tensor_digest, write_bytes
 from oneflare.nn import PrototypeNetwork
 from oneflare.seeds import numpy_generator
@@ -41,6 +44,7 @@ ENCODER = "encoder."
 PROTOTYPES = "prototypes"
 COUNTS = "counts"
 STATISTICS = "statistics."
+EVIDENCE = "evidence."
 KNOWN = 20
 """images of a class from which on a client's network may have a say on it"""
 
@@ -50,7 +54,7 @@ SCALE = "#scale"
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
 _FIELDS = {
     "schema", "federation", "method", "client", "epoch", "samples", "counts", "classes", "image", "encoder",
-    "encoder_hash", "anchors", "dim", "statistics", "trust", "tensors", "digest", "signature",
+    "encoder_hash", "anchors", "dim", "statistics", "evidence", "trust", "tensors", "digest", "signature",
 }  # fmt: skip
 _COUNTS_MODES = ("exact", "noised", "withheld")
 
@@ -72,6 +76,9 @@ class Contract:
     statistics: Plan | None = None
     deep: bool = True
     """whether uploads hold a trained network"""
+    evidence: tuple[str, ...] = ()
+    """what clients measure of their networks, see `oneflare.evidence`"""
+    evidence_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -86,25 +93,32 @@ class Contract:
         classes: tuple[str, ...],
         statistics: Plan | None = None,
         deep: bool = True,
+        evidence: tuple[str, ...] = (),
     ) -> Contract:
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in network.encoder.state_dict().items()}
         dim = network.prototypes.shape[1]
-        return cls(federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep)
+        measured = layout(network, evidence)
+        return cls(
+            federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep, evidence, measured
+        )
 
     def encoder_hash(self) -> str:
         shapes = {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}
-        return digest_of([self.encoder, shapes])
+        return digest_of([_present(self.encoder), shapes])
 
     def header_limit(self) -> int:
         """Bytes that the header of an honest upload never exceeds."""
-        names = [*self.shapes, *self.classes, json.dumps([self.encoder, self.anchors, _plan(self)])]
-        return min(HEADER_LIMIT, (64 << 10) + (1 << 10) * len(self.shapes) + 24 * sum(map(len, names)))
+        tensors = [*self.shapes, *self.evidence_shapes]
+        words = [*tensors, *self.classes, json.dumps([self.encoder, self.anchors, _plan(self)])]
+        return min(HEADER_LIMIT, (64 << 10) + (1 << 10) * len(tensors) + 24 * sum(map(len, words)))
 
     def size_limit(self) -> int:
         """Bytes that an honest upload never exceeds, whatever its number format."""
         kinds = {ENCODER + name: "I8" for name in self.shapes}
-        layouts = (_expected(self, {}), _expected(self, kinds))
-        body = max(sum(8 * math.prod(shape) for shape, _ in layout.values()) for layout in layouts)
+        body = max(
+            sum(8 * math.prod(shape) for shape, _ in wanted.values())
+            for wanted in (_expected(self, {}), _expected(self, kinds))
+        )
         return body + 8 * len(self.classes) + self.header_limit() + 8
 
 
@@ -138,14 +152,23 @@ class Upload:
     @cached_property
     def fields(self) -> frozenset[str]:
         """What this upload offers to a fusion."""
-        offers = {
+        held = {
             "weights": self.prototypes is not None,
             "prototypes": self.prototypes is not None,
             "counts": self.counts is not None,
             "statistics": any(name.startswith(STATISTICS) for name in self.manifest["tensors"]),
             "calibration": self.trust is not None,
         }
-        return frozenset(name for name, offered in offers.items() if offered)
+        return frozenset(name for name, offered in held.items() if offered) | offers(
+            self.manifest.get("evidence") or ()
+        )
+
+    def needed_bytes(self, needs: frozenset[str]) -> int:
+        """Size of the tensors that a fusion with these needs reads."""
+        needs = needs | offers(needs)
+        entries = _read_header(self.path, SIZE_LIMIT, HEADER_LIMIT)
+        sizes = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
+        return sum(end - start for name, (start, end) in sizes.items() if _field_of(name) in needs)
 
     @property
     def trust(self) -> float | None:
@@ -163,9 +186,24 @@ class Upload:
         except (RuntimeError, IndexError, KeyError):
             raise UploadError(f"{self.path}: the statistics changed their shape; send it again") from None
 
+    def evidence(self, prefix: str = "") -> dict[str, Tensor]:
+        """What the client measured of its network, by name; checked again as it is read."""
+        tensors = _read_tensors(self.path, self.manifest, prefix=EVIDENCE + prefix)
+        if not tensors:
+            raise UploadError(
+                f"{self.path}: holds no evidence {prefix.rstrip('.')}; set upload.evidence for all clients"
+            )
+        return {name.removeprefix(EVIDENCE): tensor for name, tensor in tensors.items()}
+
     def weights(self) -> dict[str, Tensor]:
         """The encoder's state, float32 where it was floating; checked again as it is read."""
         return _encoder_state(self.path, self.manifest)
+
+
+def _field_of(name: str) -> str:
+    """Which need of a fusion a tensor serves."""
+    prefixes = {ENCODER: "weights", STATISTICS: "statistics", **{EVIDENCE + p: f for p, f in EVIDENCE_FIELDS.items()}}
+    return next((field for prefix, field in prefixes.items() if name.startswith(prefix)), name)
 
 
 def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[str, Tensor]:
@@ -187,7 +225,7 @@ def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]
             tensor = tensor.float() * scale.view(-1, *[1] * (tensor.ndim - 1))
         state[name.removeprefix(ENCODER)] = tensor.float() if tensor.is_floating_point() else tensor
     shapes = {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in state.items()}
-    if manifest.get("encoder_hash") != digest_of([manifest.get("encoder"), shapes]):
+    if manifest.get("encoder_hash") != digest_of([_present(manifest["encoder"]), shapes]):
         raise UploadError(f"{path}: the weights changed their shape after the upload was checked; send it again")
     return state
 
@@ -211,10 +249,12 @@ def write_upload(
     dtype: str = "float32",
     statistics: Mapping[str, Tensor] | None = None,
     trust: float | None = None,
+    evidence: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a client's message; what leaves is decided by `counts_mode` and `dtype`.
 
-    network: None where clients only measure. statistics: packed, see `oneflare.statistics`.
+    network: None where clients only measure. statistics: packed, see `oneflare.statistics`. evidence: see
+    `oneflare.evidence`.
     """
     tensors: dict[str, Tensor] = {}
     if network is not None:
@@ -222,6 +262,7 @@ def write_upload(
             tensors |= shrink(ENCODER + name, tensor.detach().cpu(), dtype)
         tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
     tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (statistics or {}).items()}
+    tensors |= {EVIDENCE + name: tensor.contiguous() for name, tensor in (evidence or {}).items()}
     disclosed = disclose(counts, counts_mode, counts_epsilon, seed, client)
     if disclosed is not None:
         tensors[COUNTS] = disclosed
@@ -244,10 +285,17 @@ def write_upload(
         "trust": trust,
         "tensors": {name: tensor_digest(tensor) for name, tensor in sorted(tensors.items())},
     }
+    if contract.evidence:
+        manifest["evidence"] = list(contract.evidence)
     manifest["digest"] = digest_of(manifest)
     from safetensors.torch import save
 
     write_bytes(path, save(tensors, metadata={MANIFEST: json.dumps(manifest, sort_keys=True)}))
+
+
+def _present(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that are absent do not count, so a new one leaves old uploads readable."""
+    return {key: value for key, value in spec.items() if value is not None}
 
 
 def _plan(contract: Contract) -> dict[str, Any] | None:
@@ -296,6 +344,10 @@ def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) ->
     counts = small.get(COUNTS)
     _check_counts(path, manifest, counts)
     _check_statistics(path, manifest, contract, small)
+    measured = {name.removeprefix(EVIDENCE): t for name, t in small.items() if name.startswith(EVIDENCE)}
+    reason = evidence_complaint(measured, counts)
+    if reason is not None:
+        raise UploadError(f"{path}: evidence.{reason}; the client must write its upload again")
     prototypes = small.get(PROTOTYPES)
     return Upload(
         path,
@@ -319,7 +371,9 @@ def _implausible(name: str, tensor: Tensor, samples: int) -> str | None:
     largest = float(tensor.abs().max())
     if not math.isfinite(largest):
         return "values that are not finite"
-    limit = PLAUSIBLE * (samples if name.startswith(STATISTICS) else 1)
+    limit = PLAUSIBLE * (samples if name.startswith((STATISTICS, EVIDENCE)) else 1)
+    if name.startswith(EVIDENCE):
+        limit *= PLAUSIBLE  # squares of weights, gradients and features
     if name.endswith(SCALE):
         limit /= 127
         if bool((tensor < 0).any()):
@@ -328,7 +382,7 @@ def _implausible(name: str, tensor: Tensor, samples: int) -> str | None:
         return f"a value of {largest:.3g}, beyond the plausible {limit:.3g}"
     if name.endswith("running_var") and bool((tensor < 0).any()):
         return "a negative variance"
-    if not name.startswith(STATISTICS) and "running_" not in name:
+    if not name.startswith((STATISTICS, EVIDENCE)) and "running_" not in name:
         denormal = (tensor != 0) & (tensor.abs() < torch.finfo(tensor.dtype).tiny)
         if float(denormal.double().mean()) > DENORMAL_SHARE:
             return "denormal numbers, which training does not leave behind"
@@ -415,14 +469,17 @@ def _check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract)
     expected = {
         "federation": contract.federation,
         "method": contract.method,
-        "encoder": contract.encoder,
         "encoder_hash": contract.encoder_hash(),
         "classes": list(contract.classes),
         "image": contract.image.to_dict(),
         "anchors": contract.anchors,
         "dim": contract.dim,
         "statistics": _plan(contract),
+        "evidence": list(contract.evidence) or None,
     }
+    sent = manifest.get("encoder")
+    if not isinstance(sent, dict) or digest_of(_present(sent)) != digest_of(_present(contract.encoder)):
+        raise UploadError(f"{path}: encoder differs from this federation's; was it made for another one?")
     for key, value in expected.items():
         if digest_of(manifest.get(key)) != digest_of(value):  # 8, 8.0 and true are three things
             raise UploadError(f"{path}: {key} differs from this federation's; was it made for another one?")
@@ -481,6 +538,7 @@ def _expected(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, tuple[t
             if kinds.get(name) == "I8" and floating and len(shape) >= 2:
                 expected |= {name: (shape, False), name + SCALE: (shape[:1], True)}
         expected[PROTOTYPES] = ((classes, contract.dim), True)
+        expected |= {EVIDENCE + name: (shape, True) for name, shape in contract.evidence_shapes.items()}
     if contract.statistics is not None:
         dim, scatter = contract.statistics.dim, STATISTICS + "scatter"
         expected |= {

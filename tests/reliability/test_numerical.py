@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from hostile import honest_uploads
 
 import oneflare
-from hostile import honest_uploads
 from oneflare.errors import OneFlareError, UploadError
 from oneflare.nn import initial_network
 from oneflare.upload import read_upload, write_upload
@@ -111,7 +111,7 @@ def test_edges_end_with_finite_figures(tmp_path, case, method):
 def test_training_that_overflows_is_a_named_refusal(tmp_path, precision):
     """bfloat16 is also refused by name on processors that announce it and die of it."""
     clients, test = case_one_sample()
-    with pytest.raises(OneFlareError, match="the loss became NaN or infinite|cannot train in bfloat16"):
+    with pytest.raises(OneFlareError, match=r"the loss became NaN or infinite|cannot train in bfloat16"):
         check(tmp_path / "run", clients, test, **{"train.lr": 1e30, "train.clip": 1e30, "train.precision": precision})
 
 
@@ -128,7 +128,7 @@ def test_weights_that_a_short_format_cannot_hold(tmp_path, dtype, value):
     if abs(value) < 1e6:
         assert float(read_upload(path, contract).weights()[name].view(-1)[0]) == pytest.approx(value, rel=0.01)
     else:
-        with pytest.raises(UploadError, match="beyond the plausible|not finite"):
+        with pytest.raises(UploadError, match=r"beyond the plausible|not finite"):
             read_upload(path, contract)
 
 

@@ -104,30 +104,6 @@ def compare(
         show.line(f"report: {page}")
 
 
-def fuse(
-    folder: RunFolder,
-    fusion: Annotated[list[str], typer.Option("--fusion", "-f", help="Fusion by name; repeat for several.")],
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Fuse the uploads of a finished run in another way, without training.
-
-    [bold]Example[/bold]
-
-      oneflare fuse runs/demo/flare-s0 --fusion iffi_released
-    """
-    from oneflare.cli import show
-    from oneflare.cli.progress import progress
-    from oneflare.stages import fuse_run
-
-    with progress(enabled=not quiet, table=False) as observer:
-        result = fuse_run(folder, [{"name": name} for name in fusion], observer)
-    if json:
-        show.as_json(result.to_dict())
-    elif not quiet:
-        show.run_result(result)
-
-
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run or of a comparison.")],
 ) -> None:
@@ -147,7 +123,9 @@ def methods(json: Json = False) -> None:
     """List the methods with the research log's version numbers."""
     from oneflare.cli import show
     from oneflare.methods import METHODS
+    from oneflare.plugins import load_plugins
 
+    load_plugins()
     if json:
         show.as_json([{"name": m.name, "version": m.version, "summary": m.summary} for m in METHODS.values()])
     else:

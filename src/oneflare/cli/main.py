@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import Annotated
 
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, laboratory
+from oneflare.cli import commands, doctor, fusing, laboratory
 from oneflare.errors import OneFlareError
+from oneflare.plugins import name_plugins
 
+VERBOSE = "ONEFLARE_VERBOSE"
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -21,6 +24,8 @@ EXIT_TERMINATED = 143
 app = typer.Typer(
     name="oneflare",
     help="One-shot federated learning: organisations train alone, upload one file once, and share one classifier.",
+    epilog="Exit codes: 0 done, 1 a target or a check was missed or something unforeseen happened, 2 something you can "
+    "put right, 130 interrupted, 143 terminated. Every command has examples: oneflare COMMAND --help.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -40,17 +45,28 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option("--plugin", metavar="MODULE", help="Import a module with parts of your own; repeat for several."),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Where an error stops the work, show where it was raised.")
+    ] = False,
 ) -> None:
     del version
+    if verbose:
+        os.environ[VERBOSE] = "1"
+    name_plugins(plugin or [])
 
 
 app.command("run", rich_help_panel="Work")(commands.run)
 app.command("compare", rich_help_panel="Work")(commands.compare)
-app.command("fuse", rich_help_panel="Work")(commands.fuse)
+app.command("fuse", rich_help_panel="Work")(fusing.fuse)
 app.command("study", rich_help_panel="Work")(laboratory.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
 app.command("report", rich_help_panel="Look")(commands.report)
 app.command("methods", rich_help_panel="Look")(commands.methods)
+app.command("doctor", rich_help_panel="Look")(doctor.doctor)
 app.command("explain", rich_help_panel="Look")(laboratory.explain)
 app.command("schedule", rich_help_panel="Look")(laboratory.schedule)
 app.command("lambda", rich_help_panel="Look")(laboratory.lambda_picture)
@@ -71,6 +87,8 @@ def main() -> None:
     try:
         app()
     except OneFlareError as error:
+        if os.environ.get(VERBOSE):
+            traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except (KeyboardInterrupt, Terminated) as stop:

@@ -25,6 +25,7 @@ from oneflare.errors import DataError, RunError
 from oneflare.files import load_state, save_state
 from oneflare.nn import PrototypeNetwork, build_encoder
 from oneflare.nn.encoders import CUSTOM
+from oneflare.plugins import load_plugins
 from oneflare.upload import read_weights
 
 BATCH = 256
@@ -275,6 +276,7 @@ def load_model(path: Path, encoder: nn.Module | None = None) -> GlobalModel:
     """Read a saved model; a custom encoder must be given again, its code is not in the file."""
     if not path.exists():
         raise RunError(f"no model at {path}")
+    load_plugins()
     content = load_state(path)
     try:
         task = Task.from_dict(content["task"])

@@ -3,6 +3,6 @@
 `recipes` is plain data and imports at once; `resolve` checks every name and therefore loads the library.
 """
 
-from oneflare.methods.recipes import METHODS, Method, find_method
+from oneflare.methods.recipes import METHODS, Method, find_method, register
 
-__all__ = ["METHODS", "Method", "find_method"]
+__all__ = ["METHODS", "Method", "find_method", "register"]

@@ -26,14 +26,18 @@ def build_encoder(spec: Mapping[str, Any], channels: int) -> nn.Module:
 def encoder_spec(spec: Mapping[str, Any], classes: int) -> dict[str, Any]:
     """The spec with `dim` decided: the encoder's own size, or a projection wide enough for C-1 directions."""
     complete = ENCODERS.complete(spec, "encoder")
-    if complete.get("dim") is None:
+    if "dim" in complete and complete["dim"] is None:
         own = native_dim(complete)
         complete["dim"] = own if own >= classes - 1 else 32 * ((classes + 31) // 32)
     return complete
 
 
 def native_dim(spec: Mapping[str, Any]) -> int:
-    return int(spec["width"]) * {"conv4": 4, "resnet8": 4, "resnet18": 8}[spec["name"]]
+    """d without a projection; encoders from elsewhere are asked."""
+    per_width = {"conv4": 4, "resnet8": 4, "resnet18": 8}
+    if spec["name"] in per_width:
+        return int(spec["width"]) * per_width[spec["name"]]
+    return feature_dim(build_encoder(spec, 3), 3, 32)
 
 
 class Block(nn.Module):
@@ -55,11 +59,18 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """3x3 stem, stages of basic blocks with doubling width, average pooling, optional projection."""
+    """3x3 stem, stages of basic blocks with doubling width, average pooling, optional projection.
 
-    def __init__(self, channels: int, blocks: tuple[int, ...], width: int, dim: int | None) -> None:
+    stem_stride: 2 halves the image at once, for a quarter of the cost; default 1
+    """
+
+    def __init__(
+        self, channels: int, blocks: tuple[int, ...], width: int, dim: int | None, stem_stride: int | None
+    ) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        if stem_stride not in (None, 1, 2):
+            raise ConfigError(f"encoder.stem_stride: must be 1 or 2 (got {stem_stride})")
+        self.stem = nn.Conv2d(channels, width, 3, stem_stride or 1, 1, bias=False)
         self.norm = nn.BatchNorm2d(width)
         layers: list[nn.Module] = []
         inputs = width
@@ -118,15 +129,15 @@ def conv4(channels: int, *, width: int = 16, dim: int | None = None) -> nn.Modul
 
 
 @ENCODERS.register("resnet8")
-def resnet8(channels: int, *, width: int = 16, dim: int | None = None) -> nn.Module:
+def resnet8(channels: int, *, width: int = 16, dim: int | None = None, stem_stride: int | None = None) -> nn.Module:
     """three residual blocks, d = 4 width"""
-    return ResNet(channels, (1, 1, 1), _check_width(width), dim)
+    return ResNet(channels, (1, 1, 1), _check_width(width), dim, stem_stride)
 
 
 @ENCODERS.register("resnet18")
-def resnet18(channels: int, *, width: int = 64, dim: int | None = None) -> nn.Module:
+def resnet18(channels: int, *, width: int = 64, dim: int | None = None, stem_stride: int | None = None) -> nn.Module:
     """ResNet-18 with a 3x3 stem, d = 8 width (the log's encoder)"""
-    return ResNet(channels, (2, 2, 2, 2), _check_width(width), dim)
+    return ResNet(channels, (2, 2, 2, 2), _check_width(width), dim, stem_stride)
 
 
 def feature_dim(encoder: nn.Module, channels: int, size: int) -> int:

@@ -161,11 +161,11 @@ def _values(rows: Sequence[Mapping[str, float]], column: str, logarithmic: bool)
 
 
 def growth_picture(content: Mapping[str, Any]) -> Any:
-    """Time and memory over clients, images per second over width and over image size."""
+    """Time and memory over clients; images per second and step overhead over width and over image size."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.0, 7.0), layout="constrained")
-    panels: Any = figure.subplots(2, 2)
+    figure = Figure(figsize=(10.0, 10.0), layout="constrained")
+    panels: Any = figure.subplots(3, 2)
     for key, colour in (("clients_8x8", COLOURS[0]), ("clients_32x32", COLOURS[1])):
         rows = content.get(key, [])
         label = key.removeprefix("clients_")
@@ -176,12 +176,17 @@ def growth_picture(content: Mapping[str, Any]) -> Any:
     for panel, title in ((panels[0][0], "seconds, same images"), (panels[0][1], "peak memory, MiB")):
         panel.set(xscale="log", xlabel="clients", title=title, ylim=(0, None))
         panel.legend(frameon=False)
-    widths, sizes = content["widths"], content["sizes"]
-    speed = "images_per_second"
-    panels[1][0].plot([row["encoder"]["width"] for row in widths], [row[speed] for row in widths], marker="o")
-    panels[1][0].set(xlabel="width of resnet8 at 32x32", title="images per second, one core", ylim=(0, None))
-    panels[1][1].plot([row["size"] for row in sizes], [row[speed] for row in sizes], marker="o")
-    panels[1][1].set(xlabel="side of the image", title="images per second, one core", yscale="log")
+    places = (
+        ("width of resnet8 at 32x32", [(row["encoder"]["width"], row) for row in content["widths"]]),
+        ("side of the image", [(row["size"], row) for row in content["sizes"]]),
+    )
+    for column, (label, rows) in enumerate(places):
+        across = [value for value, _ in rows]
+        panels[1][column].plot(across, [row["images_per_second"] for _, row in rows], marker="o", color=COLOURS[0])
+        panels[1][column].set(xlabel=label, title="images per second, one core, batch 32", yscale="log")
+        panels[2][column].plot(across, [row["ratio"] for _, row in rows], marker="o", color=COLOURS[0])
+        panels[2][column].axhline(1.0, color="grey", linewidth=0.8)
+        panels[2][column].set(xlabel=label, title="full step over bare pass, batch 32", ylim=(0, None))
     for panel in panels.flat:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)

@@ -22,7 +22,7 @@ from oneflare.data import Dataset, load
 from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import write_json, write_text
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all
-from oneflare.fusion.robust import find_suspects
+from oneflare.fusion.suspects import find_suspects
 from oneflare.methods.resolve import resolve
 from oneflare.nn import PrototypeNetwork, initial_network
 from oneflare.nn.hardware import one_thread
@@ -139,9 +139,7 @@ def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: 
         experiment, flipped_folder, dataset=dataclasses.replace(dataset, train=flipped), parts=parts, observer=observer
     )
     poisoned: dict[str, dict[int, Upload]] = {
-        LABEL_FLIP: {
-            client: read_upload(RunFiles(flipped_folder).client(client).upload, contract) for client in who
-        }
+        LABEL_FLIP: {client: read_upload(RunFiles(flipped_folder).client(client).upload, contract) for client in who}
     }
     for name, attack in ATTACKS.items():
         poisoned[name] = {}
@@ -171,9 +169,9 @@ def _counts(upload: Upload) -> Tensor:
     return upload.counts.long()
 
 
-def accuracies(uploads: UploadSet, dataset: Dataset, fusions: Sequence[str]) -> dict[str, float]:
+def accuracies(uploads: UploadSet, dataset: Dataset, fusions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     with one_thread():
-        models = {name: build_fusion({"name": name}).fuse(uploads) for name in fusions}
+        models = {name: build_fusion(spec).fuse(uploads) for name, spec in fusions.items()}
         logits = logits_of_all(models, dataset.test.images)
     labels = dataset.test.labels
     return {name: float((value.argmax(1) == labels).double().mean()) for name, value in logits.items()}
@@ -185,9 +183,11 @@ CROWDS = ((5, 1), (10, 3))
 """members, attackers among them"""
 ALPHAS = (0.5, 0.05)
 PLAIN, ROBUST = "count_prototypes", "robust_prototypes"
-FUSED = (
-    "average", "ensemble", "feature_mean", "iffi", PLAIN, "median_prototypes", "trimmed_prototypes", ROBUST,
-)  # fmt: skip
+FUSED: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in ("average", "ensemble", "feature_mean", "iffi", PLAIN, "median_prototypes")},
+    "trimmed_prototypes": {"name": "median_prototypes", "kind": "trimmed"},
+    ROBUST: {"name": ROBUST},
+}
 COLLAPSE = 0.1
 """loss of accuracy from which on a fusion has collapsed"""
 REMOVED = "attackers known and left out"
@@ -256,9 +256,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found = {
         attack: {
             "attackers": sum(len(row["attackers"]) for row in rows) if attack != NOBODY else 0,
-            "named": sum(
-                len(set(row["suspects"][attack]) & set(row["attackers"])) for row in rows if attack != NOBODY
-            ),
+            "named": sum(len(set(row["suspects"][attack]) & set(row["attackers"])) for row in rows if attack != NOBODY),
             "wrongly": sum(
                 len(set(row["suspects"][attack]) - (set(row["attackers"]) if attack != NOBODY else set()))
                 for row in rows

@@ -147,7 +147,8 @@ def statistics_scores(statistics: Statistics, phi: Tensor, labels: Tensor) -> Te
     ridge = 1e-3 * float(gram.diagonal().clamp(min=0).mean()) + 1e-12
     values, vectors = torch.linalg.eigh(gram)
     turned = phi.double() @ vectors
-    return -(turned.square() / values.clamp(min=ridge)).sum(1)
+    leverage: Tensor = (turned.square() / values.clamp(min=ridge)).sum(1)
+    return -leverage
 
 
 @torch.no_grad()
@@ -156,7 +157,8 @@ def guess_from_network(network: PrototypeNetwork, contract: Contract) -> Tensor:
     network.eval()
     features = network(prepare(probe_images(contract.image), contract.image))
     unit = F.normalize(network.prototypes, dim=1)
-    return (features @ unit.T / SHARPNESS).softmax(1).double().mean(0)
+    answers: Tensor = (features @ unit.T / SHARPNESS).softmax(1).double().mean(0)
+    return answers
 
 
 SHARPNESS = 0.1
@@ -307,9 +309,7 @@ def matched(data: ClientData, dataset: Dataset, seed: int, client: int) -> tuple
 def _network(federation: Federation, upload: Upload, dtype: str) -> PrototypeNetwork:
     """A client's network as the reader of its upload has it, sent in another format."""
     network = federation.template()
-    network.encoder.load_state_dict(
-        {name: _seen(name, tensor, dtype) for name, tensor in upload.weights().items()}
-    )
+    network.encoder.load_state_dict({name: _seen(name, tensor, dtype) for name, tensor in upload.weights().items()})
     assert upload.prototypes is not None
     with torch.no_grad():
         network.prototypes.copy_(upload.prototypes)

@@ -74,7 +74,7 @@ def _sections(quick: bool) -> dict[str, Callable[[], Any]]:
     }
     if not quick:
         sections["clients_32x32"] = lambda: client_growth(
-            (5, 10, 1000), size=32, channels=3, samples=20_000, epochs=1, batch=20, encoder=RESNET8
+            (5, 10, 1000), size=32, channels=3, samples=20_000, epochs=3, batch=20, encoder=RESNET8
         )
     return sections
 

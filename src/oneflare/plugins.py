@@ -1,0 +1,49 @@
+"""Parts from the user's own modules: importing a module registers what it defines, nothing else is needed.
+
+Named in three ways: the entry points `oneflare.plugins` of an installed package, the variable ONEFLARE_PLUGINS (names
+separated by commas), or `oneflare --plugin NAME`, which adds to that variable so that every process sees it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from oneflare.errors import ConfigError
+
+GROUP = "oneflare.plugins"
+VARIABLE = "ONEFLARE_PLUGINS"
+
+_loaded: set[str] = set()
+
+
+def name_plugins(names: list[str]) -> None:
+    """Let this process and its children load these modules when parts are first asked for."""
+    if names:
+        known = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+        os.environ[VARIABLE] = ",".join(dict.fromkeys([*known, *names]))
+
+
+def load_plugins() -> None:
+    """Import every named module once; files of the working folder count."""
+    wanted = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if "" not in _loaded:
+        _loaded.add("")
+        wanted += [point.value for point in entry_points(group=GROUP)]
+    for name in wanted:
+        if name in _loaded:
+            continue
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ConfigError(f"plugin {name}: {error}; is it installed, or in this folder?") from None
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"plugin {name} cannot be imported: {reason}") from error
+        _loaded.add(name)

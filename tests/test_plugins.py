@@ -1,0 +1,102 @@
+"""Parts from a user's own module: registered by import, chosen by name, used in every process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+MODULE = '''
+import torch
+from torch import nn
+from oneflare.fusion.base import FUSIONS
+from oneflare.fusion.features import CountPrototypes
+from oneflare.methods import Method, register
+from oneflare.nn.encoders import ENCODERS
+
+
+@ENCODERS.register("flat")
+class Flat(nn.Module):
+    """one linear layer on the pixels"""
+
+    def __init__(self, channels, *, dim: int = 12):
+        super().__init__()
+        self.layer = nn.LazyLinear(dim) if channels is None else nn.Linear(channels * 64, dim)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+
+@FUSIONS.register("mine")
+class Mine(CountPrototypes):
+    """counted prototypes under another name"""
+
+
+recipe = {"encoder": {"name": "flat"}, "fusions": ["mine", "ensemble"]}
+register(Method("own", "a method of the user's", "mine", recipe))
+'''
+
+
+def oneflare(folder, *words, **environment):
+    import os
+
+    command = [sys.executable, "-m", "oneflare.cli.main", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def test_a_module_of_the_user_adds_encoder_fusion_and_method(tmp_path):
+    (tmp_path / "parts.py").write_text(MODULE)
+    listed = oneflare(tmp_path, "--plugin", "parts", "methods", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert "own" in [method["name"] for method in json.loads(listed.stdout)]
+    words = ("run", "method=own", "epochs=1", "clients=2", "workers=2", "--json", "--quiet", "--out", "run")
+    ran = oneflare(tmp_path, "--plugin", "parts", *words)
+    assert ran.returncode == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["headline"] == "mine"
+    assert content["encoder"]["name"] == "flat"
+    again = oneflare(tmp_path, "fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("absent", None, "plugin absent: No module named 'absent'"),
+        ("broken", "1/0", "plugin broken cannot be imported: division by zero"),
+        (
+            "twice",
+            "from oneflare.fusion.base import FUSIONS, Fusion\n"
+            "@FUSIONS.register('average')\nclass Average(Fusion):\n    def fuse(self, uploads): ...\n",
+            "fusion 'average' is registered twice",
+        ),
+    ],
+)
+def test_a_module_that_does_not_import_is_one_line(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / f"{name}.py").write_text(text)
+    failed = oneflare(tmp_path, "--plugin", name, "run", "epochs=1")
+    assert failed.returncode == 2
+    assert message in failed.stderr
+    assert len(failed.stderr.strip().splitlines()) == 1
+
+
+def test_doctor_tells_what_is_there(tmp_path):
+    told = oneflare(tmp_path, "doctor", "--json", ONEFLARE_DATA=str(tmp_path))
+    assert told.returncode == 0, told.stderr
+    content = json.loads(told.stdout)
+    assert content["data"] == {"cifar10": False, "cifar100": False, "svhn": False, "tiny-imagenet": False}
+    assert content["free_bytes"] > 0
+    read = oneflare(tmp_path, "doctor")
+    assert "digits" in read.stdout
+    assert "ONEFLARE_DATA" in read.stdout or str(tmp_path) in read.stdout
+
+
+def test_verbose_shows_where_an_error_was_raised(tmp_path):
+    plain = oneflare(tmp_path, "run", "alpah=1")
+    loud = oneflare(tmp_path, "--verbose", "run", "alpah=1")
+    assert plain.returncode == loud.returncode == 2
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in loud.stderr
