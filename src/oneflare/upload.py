@@ -11,7 +11,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,10 +51,13 @@ KNOWN = 20
 SCALE = "#scale"
 """ends the name of the scales that belong to an int8 or int16 tensor"""
 
+ALTERED = "the manifest does not match its digest; it was altered or damaged, send it again"
+
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
 _FIELDS = {
     "schema", "federation", "method", "client", "epoch", "samples", "counts", "classes", "image", "encoder",
     "encoder_hash", "anchors", "dim", "statistics", "evidence", "trust", "tensors", "digest", "signature",
+    "member", "created",
 }  # fmt: skip
 _COUNTS_MODES = ("exact", "noised", "withheld")
 
@@ -146,6 +149,11 @@ class Upload:
         return str(self.manifest["digest"])
 
     @property
+    def member(self) -> str | None:
+        """Who sent it, in a real federation; None in a simulation."""
+        return self.manifest.get("member")
+
+    @property
     def file_bytes(self) -> int:
         return self.path.stat().st_size
 
@@ -178,7 +186,7 @@ class Upload:
 
     def statistics(self) -> Statistics:
         """The analytic statistics; checked again as they are read."""
-        tensors = _read_tensors(self.path, self.manifest, prefix=STATISTICS)
+        tensors = read_tensors(self.path, self.manifest, prefix=STATISTICS)
         if not tensors:
             raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
         try:
@@ -188,7 +196,7 @@ class Upload:
 
     def evidence(self, prefix: str = "") -> dict[str, Tensor]:
         """What the client measured of its network, by name; checked again as it is read."""
-        tensors = _read_tensors(self.path, self.manifest, prefix=EVIDENCE + prefix)
+        tensors = read_tensors(self.path, self.manifest, prefix=EVIDENCE + prefix)
         if not tensors:
             raise UploadError(
                 f"{self.path}: holds no evidence {prefix.rstrip('.')}; set upload.evidence for all clients"
@@ -215,7 +223,7 @@ def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[
 
 
 def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    tensors = _read_tensors(path, manifest, prefix=ENCODER)
+    tensors = read_tensors(path, manifest, prefix=ENCODER)
     state: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(SCALE):
@@ -298,6 +306,57 @@ def _present(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if value is not None}
 
 
+def seal_upload(
+    source: Path,
+    target: Path,
+    *,
+    member: str,
+    created: str,
+    sign: Callable[[str], dict[str, str]] | None = None,
+) -> dict[str, Any]:
+    """Copy an upload under its member's name and the moment it was made, signed if `sign` signs its new digest.
+
+    The digest covers both; the tensors stay as they are, byte for byte. Returns the manifest.
+    """
+    header = _read_header(source, SIZE_LIMIT, HEADER_LIMIT)
+    old = _read_manifest(source, header)
+    content = {key: value for key, value in old.items() if key not in ("digest", "signature")}
+    manifest = content | {"member": member, "created": created}
+    manifest["digest"] = digest_of(manifest)
+    if sign is not None:
+        manifest["signature"] = sign(manifest["digest"])
+    with source.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        body = file.read()
+    header["__metadata__"] = {MANIFEST: json.dumps(manifest, sort_keys=True)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_bytes(target, len(text).to_bytes(8, "little") + text + body)
+    return manifest
+
+
+def read_manifest(path: Path, size_limit: int = SIZE_LIMIT) -> dict[str, Any]:
+    """An upload's manifest, known to be whole; its tensors are neither read nor checked."""
+    manifest = _read_manifest(path, _read_header(path, size_limit, HEADER_LIMIT))
+    if not _digest_holds(manifest):
+        raise UploadError(f"{path}: {ALTERED}")
+    return manifest
+
+
+def read_layout(path: Path, size_limit: int = SIZE_LIMIT) -> tuple[dict[str, Any], dict[str, int]]:
+    """An upload's manifest, known to be whole, and the bytes of every tensor."""
+    manifest = read_manifest(path, size_limit)
+    header = _read_header(path, size_limit, HEADER_LIMIT)
+    sizes: dict[str, int] = {}
+    for name, entry in header.items():
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) and name != "__metadata__" else None
+        if isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(value, int) for value in offsets):
+            sizes[name] = offsets[1] - offsets[0]
+    if not isinstance(manifest.get("tensors"), dict) or set(sizes) != set(manifest["tensors"]):
+        raise UploadError(f"{path}: the tensors are not those the manifest lists; send the file again")
+    return manifest, sizes
+
+
 def _plan(contract: Contract) -> dict[str, Any] | None:
     return None if contract.statistics is None else contract.statistics.to_dict()
 
@@ -335,7 +394,7 @@ def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) ->
     _check_manifest(path, manifest, contract)
     _check_layout(path, header, manifest, contract)
     small: dict[str, Tensor] = {}
-    for name, tensor in _read_tensors(path, manifest).items():
+    for name, tensor in read_tensors(path, manifest).items():
         reason = _implausible(name, tensor, int(manifest["samples"]))
         if reason is not None:
             raise UploadError(f"{path}: {name} has {reason}; the client must train again")
@@ -462,7 +521,7 @@ def _read_manifest(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract) -> None:
     if not _digest_holds(manifest):
-        raise UploadError(f"{path}: the manifest does not match its digest; it was altered or damaged, send it again")
+        raise UploadError(f"{path}: {ALTERED}")
     for key in manifest:
         if key not in _FIELDS:
             raise UploadError(f"{path}: {key!r:.80} is not a field of the manifest; refuse it")
@@ -477,12 +536,12 @@ def _check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract)
         "statistics": _plan(contract),
         "evidence": list(contract.evidence) or None,
     }
-    sent = manifest.get("encoder")
-    if not isinstance(sent, dict) or digest_of(_present(sent)) != digest_of(_present(contract.encoder)):
-        raise UploadError(f"{path}: encoder differs from this federation's; was it made for another one?")
     for key, value in expected.items():
         if digest_of(manifest.get(key)) != digest_of(value):  # 8, 8.0 and true are three things
             raise UploadError(f"{path}: {key} differs from this federation's; was it made for another one?")
+    sent = manifest.get("encoder")
+    if not isinstance(sent, dict) or digest_of(_present(sent)) != digest_of(_present(contract.encoder)):
+        raise UploadError(f"{path}: encoder differs from this federation's; was it made for another one?")
     limits = {"samples": (1, SAMPLES_LIMIT), "client": (0, 1 << 53), "epoch": (int(contract.deep), 1 << 53)}
     for key, (least, most) in limits.items():
         number = manifest.get(key)
@@ -551,7 +610,8 @@ def _expected(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, tuple[t
     return expected
 
 
-def _read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+def read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """The tensors the manifest lists, each compared with its digest."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}

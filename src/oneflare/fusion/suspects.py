@@ -182,7 +182,7 @@ class RobustPrototypes(Fusion):
         suspects = find_suspects(uploads, self.seed, self.count_cap)
         self.remarks = tuple(str(suspect) for suspect in suspects)
         out = {suspect.client for suspect in suspects if suspect.left_out}
-        claimed = torch.tensor([float(upload.samples) for upload in uploads])
+        claimed = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
         believed, _ = capped(claimed, self.count_cap)
         trusted = torch.tensor([upload.client not in out for upload in uploads])
         weights = believed * trusted
