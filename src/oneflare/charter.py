@@ -29,19 +29,12 @@ from oneflare.nn import PrototypeNetwork, encoder_spec, initial_network
 from oneflare.nn.encoders import CUSTOM
 from oneflare.registry import one_line
 from oneflare.seeds import derive
-from oneflare.signing import check_public_key
+from oneflare.signing import check_name, check_public_key
 from oneflare.upload import Contract
 
 FILE = "federation.yaml"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OWN = ("data", "partition", "engine", "workers")
 """parts of an experiment that a charter does not decide: everybody has their own"""
-
-
-def check_name(name: str) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ConfigError(f"'{name!s:.80}' cannot be a name; use up to 64 letters, digits, '.', '_' and '-'")
-    return name
 
 
 def _class_name(value: Any) -> str:

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from oneflare.charter import Charter, check_name, short
+from oneflare.charter import Charter, short
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import offered_fields
-from oneflare.signing import verify
+from oneflare.signing import check_name, verify
 from oneflare.upload import Upload, read_manifest, read_upload
 
 CLOCK_TOLERANCE = timedelta(days=1)
@@ -107,7 +107,7 @@ class _Desk:
         chosen: dict[str, Upload] = {}
         notes: list[str] = []
         for member in sorted(self.candidates):
-            distinct = {candidate.upload.digest: candidate for candidate in self.candidates[member]}
+            distinct = {(candidate.upload.digest, candidate.key): candidate for candidate in self.candidates[member]}
             keys = {candidate.key for candidate in distinct.values() if candidate.key is not None}
             if len(keys) > 1:
                 for candidate in distinct.values():
@@ -123,7 +123,7 @@ class _Desk:
             self._settled(first, "in", "")
             for other in ranked[1:]:
                 kind = "unsigned" if first.key is not None and other.key is None else "older"
-                self._settled(other, "superseded", f"{kind} than {first.upload.path}")
+                self._settled(other, "superseded", f"{kind}; {first.upload.path} is taken instead")
             if len(ranked) > 1:
                 signed = "signed " if first.key is not None else ""
                 notes.append(

@@ -1,4 +1,4 @@
-"""Ed25519 keys of members: the private half stays in a file only its owner may read, the public half is one line.
+"""Names and Ed25519 keys of members. A private key stays in a file only its owner may read; a public one is a line.
 
 What is signed is the upload's digest, which covers everything else in the upload, behind a fixed prefix, so that a
 signature made here means nothing elsewhere.
@@ -10,6 +10,7 @@ import base64
 import binascii
 import contextlib
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 PREFIX = "ed25519:"
 MESSAGE = b"oneflare upload "
 KEY_BYTES = 32
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigError(f"'{name!s:.80}' cannot be a name; use up to 64 letters, digits, '.', '_' and '-'")
+    return name
 
 
 def _ed25519() -> Any:

@@ -107,9 +107,9 @@ def admit(
 
       oneflare server admit federation north north.pub
     """
-    from oneflare.charter import FILE, check_name, read_charter, revised
+    from oneflare.charter import FILE, read_charter, revised
     from oneflare.cli import show
-    from oneflare.signing import public_key_of
+    from oneflare.signing import check_name, public_key_of
 
     charter = read_charter(folder)
     members = dict(charter.members) | {check_name(name): None if key is None else public_key_of(key)}
@@ -185,9 +185,8 @@ def keygen(
 
       oneflare client keygen --name north
     """
-    from oneflare.charter import check_name
     from oneflare.cli import show
-    from oneflare.signing import generate
+    from oneflare.signing import check_name, generate
 
     private, public = (out / f"{check_name(name)}.{ending}" for ending in ("key", "pub"))
     key = generate(private, public)
@@ -235,7 +234,7 @@ def train(
         raise ConfigError(f"--out {out}: an upload's name ends in .safetensors")
     charter = read_charter(charter_file)
     signing = None if key is None else read_key(key)
-    member = _who(charter, name, signing, out)
+    member = _who(charter, name, signing, out, must_sign=not dry_run)
     found, notes = member_data(charter, data, image_column=image_column, label_column=label_column)
     if not quiet:
         announce(charter, member, found, notes)
@@ -305,22 +304,24 @@ def _member(text: str) -> tuple[str, str | None]:
     return name, public_key_of(key) if separator else None
 
 
-def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path) -> str:
+def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *, must_sign: bool) -> str:
     """The member's name: given, or by its key, or the one its earlier training here has, or a random one."""
     from oneflare.errors import ConfigError
     from oneflare.member import claimed_member, work_folder
+    from oneflare.signing import check_name
 
     owner = None if key is None else charter.member_of(key.public)
     name = name or owner
     if name is None and charter.members:
         raise ConfigError(f"--name: say who you are; members of {charter.name}: {', '.join(charter.members)}")
-    name = charter.check_member(name or claimed_member(work_folder(out)) or f"member-{secrets.token_hex(4)}")
+    name = check_name(name or claimed_member(work_folder(out)) or f"member-{secrets.token_hex(4)}")
+    if owner is not None and owner != name:
+        raise ConfigError(f"the key belongs to {owner}, not to {name}; give {name}'s own")
     wanted = charter.members.get(name)
-    if wanted is not None and key is None:
+    if must_sign and wanted is not None and key is None:
         raise ConfigError(f"{name}'s uploads must be signed; give --key with the private key of {wanted}")
     if wanted is not None and key is not None and key.public != wanted:
-        whose = f"belongs to {owner}" if owner else "is not known to this federation"
-        raise ConfigError(f"the key {whose}, not to {name}; give the private key of {wanted}")
+        raise ConfigError(f"the key is not {name}'s; give the private key of {wanted}")
     return name
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from oneflare.charter import short
 from oneflare.cli.show import console_for, line, note
 from oneflare.data.local import class_table
+from oneflare.errors import did_you_mean
 from oneflare.report.federation import size_text
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def announce(charter: Charter, member: str, data: ClientData, notes: tuple[str, 
     note(f"your data fit: {len(data)} images of {len(counts)} of {len(charter.classes)} classes ({shown}{more})")
     for text in notes:
         note(f"note: {text}")
+    if charter.members and member not in charter.members:
+        hint = did_you_mean(member, charter.members)
+        note(f"warning: the coordinator must admit {member} before its upload counts{hint}")
     if charter.deadline is not None and datetime.now(UTC) > charter.deadline:
         note(f"warning: the deadline {charter.deadline:%Y-%m-%d %H:%M %Z} has passed; ask whether it is still taken")
 

@@ -72,10 +72,20 @@ def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
         f"Every image is brought to {image.size}x{image.size} {kind} and gets one of {len(charter.classes)} classes; "
         "there is no answer 'none of these', and images unlike the members' get a confident but empty answer."
     )
-    lines.append("Uploads are trained weights: they hold no image, but no formal privacy is promised for them.")
+    lines.append(_privacy(charter))
     if not charter.members or None in charter.members.values():
         lines.append("Not every upload had to be signed, so members are who they say they are, no more.")
     return lines
+
+
+def _privacy(charter: Charter) -> str:
+    if charter.terms.trains:
+        return "Uploads are trained weights: they hold no image, but no formal privacy is promised for them."
+    epsilon = charter.terms.upload.statistics_epsilon
+    if epsilon is None:
+        return "Uploads are exact sums over images: they hold no image, but no formal privacy is promised for them."
+    delta = charter.terms.upload.statistics_delta
+    return f"Each upload is ({epsilon:g}, {delta:g})-differentially private for every image in it."
 
 
 def card(charter: Charter, content: dict[str, Any]) -> str:
