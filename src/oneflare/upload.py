@@ -459,7 +459,9 @@ def _check_counts(path: Path, manifest: Mapping[str, Any], counts: Tensor | None
         raise UploadError(f"{path}: counts has a negative number; the client must write its upload again")
     total, samples = sum(counts.tolist()), int(manifest["samples"])
     if total != samples and not (manifest["counts"] == "noised" and total == 0 and samples == 1):
-        raise UploadError(f"{path}: counts add up to {total} images, the manifest says {samples}; write it again")
+        raise UploadError(
+            f"{path}: samples ({samples}) is not the sum of the class counts ({total}); write the upload again"
+        )
 
 
 def _check_statistics(

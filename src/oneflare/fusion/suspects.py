@@ -50,6 +50,10 @@ class Suspect:
         what = "is left out" if self.left_out else "counts as a member of median size"
         return f"client {self.client} is suspect and {what}: {self.reason}"
 
+    def warning(self, name: str) -> str:
+        """For whoever decides about members."""
+        return f"{name} is suspect: {self.reason}; ask them, or fuse with --remove {name}"
+
 
 @dataclass(frozen=True)
 class Agreement:
