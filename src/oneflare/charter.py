@@ -24,6 +24,7 @@ from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.federation import statistics_plan
 from oneflare.files import digest_of, write_text
+from oneflare.fusion import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn import PrototypeNetwork, encoder_spec, initial_network
 from oneflare.nn.encoders import CUSTOM
@@ -218,10 +219,16 @@ def new_charter(name: str, settings: Mapping[str, Any], **fields: Any) -> Charte
     """A charter with every option of its experiment written out, so that later versions mean the same."""
     draft = _validate({"name": name, "id": secrets.token_hex(16), "experiment": dict(settings), **fields})
     complete = draft.terms.model_dump(mode="json", exclude=set(OWN), exclude_none=True)
-    complete["fusions"] = complete["fusions"] if "fusions" in settings else complete["fusions"][:1]
+    if "fusions" not in settings:
+        complete["fusions"] = [_for_strangers(complete["fusions"][0])]
     charter = _validate(draft.model_dump() | {"experiment": complete})
     charter.contract  # noqa: B018  (refuses parts that do not fit the images)
     return charter
+
+
+def _for_strangers(fusion: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's own fusion, or the one that is its equal among honest members and withstands others."""
+    return FUSIONS.complete({"name": "robust_prototypes"} if fusion["name"] == "count_prototypes" else dict(fusion))
 
 
 def revised(charter: Charter, **fields: Any) -> Charter:

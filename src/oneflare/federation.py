@@ -239,7 +239,10 @@ class Federation:
                 continue
             files = self.files.client(summary.client)
             try:
-                uploads.append(read_upload(files.upload if epoch is None else files.snapshot(epoch), self.contract))
+                upload = read_upload(files.upload if epoch is None else files.snapshot(epoch), self.contract)
+                if upload.client != summary.client:
+                    raise UploadError(f"{upload.path}: is the upload of client {upload.client}; send the right one")
+                uploads.append(upload)
             except UploadError as error:
                 observer.warn(f"client {summary.client} is left out: {error}")
         if not uploads:
@@ -273,6 +276,8 @@ class Federation:
         simulated = list(zip(epochs, outcomes[len(groups) : -1], strict=True))
         for spec in missing:
             name = spec["name"]
+            for remark in final[name].get("suspects", ()):
+                observer.warn(f"{name}: {remark}")
             history = [{"epoch": epoch, "accuracy": row[name]} for epoch, row in simulated if name in row]
             history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
             write_json(self.files.metrics(name), final[name] | {"history": history})
@@ -293,12 +298,14 @@ class Federation:
         teachers: dict[str, tuple[str, GlobalModel]] = {}
         seconds: dict[str, float] = {}
         notes: dict[str, dict[str, Any]] = {}
+        remarks: dict[str, tuple[str, ...]] = {}
         for spec in specs:
             name, fusion, workspace = spec["name"], build_fusion(spec), self._workspace(spec["name"], report)
             started = time.monotonic()
             models[name] = fusion.fuse_in(uploads, workspace)
             seconds[name] = workspace.seconds_before + time.monotonic() - started
             notes[name] = workspace.notes
+            remarks[name] = fusion.remarks
             if fusion.teacher is not None:
                 teachers[name] = fusion.teacher["name"], build_fusion(fusion.teacher).fuse(uploads)
         logits = logits_of_all(models, test.images)
@@ -312,6 +319,8 @@ class Federation:
             }
             if notes[name]:
                 outcome[name]["training"] = notes[name]
+            if remarks[name]:
+                outcome[name]["suspects"] = list(remarks[name])
         for name, (label, teacher) in teachers.items():
             kept = retention(logits[name], teacher.logits(test.images), test.labels, models[name].cost, teacher.cost)
             outcome[name]["teacher"] = {"name": label, **kept.to_dict()}
