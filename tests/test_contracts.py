@@ -19,13 +19,7 @@ from oneflare.testing import (
     check_source,
 )
 
-EVIDENCE_NEEDED = {
-    name: build_fusion({"name": name}).needs & set(EVIDENCE)
-    for name in FUSIONS
-    if build_fusion({"name": name}).needs & set(EVIDENCE)
-}
 NEEDS_MORE = {
-    **{name: {"upload.evidence": list(measured)} for name, measured in EVIDENCE_NEEDED.items()},
     "analytic": {"analytic": {"name": "random_conv", "filters": 8}},
     "flare_analytic": {"analytic": {"name": "random_conv", "filters": 8}, "train.holdout": 0.2},
 }
