@@ -1,7 +1,7 @@
 """What the analytic companion costs and gives: `python -m benchmarks.analytic PART...`
 
-Parts: speed, memory, accuracy, partitions, privacy, deep, combined, table. Every cell is a whole run through the library,
-written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing. `table`
+Parts: speed, memory, accuracy, partitions, privacy, deep, combined, table. Every cell is a whole run through the
+library, written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing. `table`
 writes `results/analytic/README.md` from those files. Data: $ONEFLARE_DATA.
 """
 
