@@ -1,8 +1,8 @@
 """What the analytic companion costs and gives: `python -m benchmarks.analytic PART...`
 
 Parts: speed, memory, accuracy, partitions, privacy, deep, combined, table. Every cell is a whole run through the
-library, written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing. `table`
-writes `results/analytic/README.md` from those files. Data: $ONEFLARE_DATA.
+library, written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing.
+`table` writes `results/analytic/README.md` from those files. Data: $ONEFLARE_DATA.
 """
 
 from __future__ import annotations
