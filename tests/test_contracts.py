@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from oneflare.fusion import FUSIONS
+from oneflare.evidence import EVIDENCE
+from oneflare.fusion import FUSIONS, build_fusion
 from oneflare.nn import ENCODERS, FEATURE_MAPS
 from oneflare.objective import CONTROLLERS, Controller
 from oneflare.testing import (
@@ -41,7 +42,8 @@ def test_feature_maps(name):
 
 @pytest.mark.parametrize("name", [name for name in FUSIONS if not getattr(FUSIONS[name].factory, "trains", False)])
 def test_fusions(name):
-    check_fusion(name, settings=NEEDS_MORE.get(name))
+    measured = sorted(build_fusion({"name": name}).needs & set(EVIDENCE))
+    check_fusion(name, settings={"upload.evidence": measured} | NEEDS_MORE.get(name, {}))
 
 
 def test_sources_and_methods():

@@ -239,10 +239,10 @@ def test_a_copy_of_the_terms_from_before_ones_admission_is_good_enough(images, t
     words = ["client", "train", str(tmp_path / "federation.yaml"), "--data", str(images)]
     code, _, err = typed(capsys, *words, "--name", "nroth", "--dry-run")
     assert code == 0
-    assert "do not list nroth as a member; did you mean 'north'" in err
+    assert "must admit nroth before its upload counts; did you mean 'north'?" in err
     code, _, err = typed(capsys, *words, "--name", "south", "--out", str(tmp_path / "south.safetensors"))
     assert code == 0
-    assert "the coordinator must admit it" in err
+    assert "the coordinator must admit south" in err
     assert take_in(old, [tmp_path / "south.safetensors"]).uploads == {}
     admitted = revised(old, members={"north": None, "south": None})
     assert list(take_in(admitted, [tmp_path / "south.safetensors"]).uploads) == ["south"]

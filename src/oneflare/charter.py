@@ -24,6 +24,7 @@ from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.federation import statistics_plan
 from oneflare.files import digest_of, write_text
+from oneflare.fusion import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn import PrototypeNetwork, encoder_spec, initial_network
 from oneflare.nn.encoders import CUSTOM
@@ -153,6 +154,7 @@ class Charter(Section):
             classes=self.classes,
             statistics=statistics_plan(terms, image, self.image.mirror),
             deep=terms.trains,
+            evidence=terms.upload.evidence,
         )
 
     def template(self) -> PrototypeNetwork:
@@ -170,7 +172,7 @@ class Charter(Section):
     def job(self, member: str, folder: Path, secret: int | None = None) -> ClientJob:
         """What `client.train_client` needs; the noise on class counts comes from the operating system."""
         secret = secrets.randbits(62) if secret is None else secret
-        return ClientJob(self.terms, self.contract, self.client(member), folder, self.image.mirror, None, secret)
+        return ClientJob(self.terms, self.contract, self.client(member), folder, self.image.mirror, secret=secret)
 
     def member_of(self, public: str) -> str | None:
         """Whose key this is."""
@@ -217,10 +219,16 @@ def new_charter(name: str, settings: Mapping[str, Any], **fields: Any) -> Charte
     """A charter with every option of its experiment written out, so that later versions mean the same."""
     draft = _validate({"name": name, "id": secrets.token_hex(16), "experiment": dict(settings), **fields})
     complete = draft.terms.model_dump(mode="json", exclude=set(OWN), exclude_none=True)
-    complete["fusions"] = complete["fusions"] if "fusions" in settings else complete["fusions"][:1]
+    if "fusions" not in settings:
+        complete["fusions"] = [_for_strangers(complete["fusions"][0])]
     charter = _validate(draft.model_dump() | {"experiment": complete})
     charter.contract  # noqa: B018  (refuses parts that do not fit the images)
     return charter
+
+
+def _for_strangers(fusion: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's own fusion, or the one that is its equal among honest members and withstands others."""
+    return FUSIONS.complete({"name": "robust_prototypes"} if fusion["name"] == "count_prototypes" else dict(fusion))
 
 
 def revised(charter: Charter, **fields: Any) -> Charter:

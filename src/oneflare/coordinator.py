@@ -18,6 +18,7 @@ from oneflare.data import Split
 from oneflare.errors import RunError, did_you_mean
 from oneflare.files import exclusive, read_json, remove_partial, write_bytes, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, check_needs
+from oneflare.fusion.suspects import find_suspects
 from oneflare.intake import Intake, Verdict, take_in
 from oneflare.member import now
 from oneflare.metrics import score
@@ -95,8 +96,13 @@ def fuse_federation(
         if say is not None:
             say(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
         with one_thread():
-            fusions = _fuse(charter, files, tuple(intake.uploads.values()), test)
-        content = _result(charter, intake, fusions, removed, test)
+            collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
+            suspects = _suspects(collected, intake)
+            for warning in suspects.values():
+                if say is not None:
+                    say(warning)
+            fusions = _fuse(charter, files, collected, test)
+        content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects}
         _keep(files, intake.uploads)
         write_json(files.state, {"removed": removed})
         write_json(files.result, content)
@@ -133,13 +139,19 @@ def _without(
     return Intake(uploads, tuple(verdicts), intake.notes), left
 
 
+def _suspects(uploads: UploadSet, intake: Intake) -> dict[str, str]:
+    """Members whose well-formed uploads do not fit the others', with a warning for the coordinator."""
+    names = {upload.client: name for name, upload in intake.uploads.items()}
+    return {names[found.client]: found.warning(names[found.client]) for found in find_suspects(uploads)}
+
+
 def _fuse(
-    charter: Charter, files: FederationFiles, uploads: tuple[Upload, ...], test: Split | None
+    charter: Charter, files: FederationFiles, collected: UploadSet, test: Split | None
 ) -> dict[str, dict[str, Any]]:
     """Every fusion of the charter, its model saved whole; the first is the federation's own."""
-    collected = UploadSet(uploads, charter.contract, charter.template())
     specs = charter.terms.fusions
-    check_needs(specs, frozenset.intersection(*(upload.fields for upload in uploads)), "; change experiment.fusions")
+    offered = frozenset.intersection(*(upload.fields for upload in collected))
+    check_needs(specs, offered, "; change experiment.fusions")
     outcome: dict[str, dict[str, Any]] = {}
     for index, spec in enumerate(specs):
         model = build_fusion(spec).fuse(collected)

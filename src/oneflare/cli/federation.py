@@ -234,7 +234,7 @@ def train(
         raise ConfigError(f"--out {out}: an upload's name ends in .safetensors")
     charter = read_charter(charter_file)
     signing = None if key is None else read_key(key)
-    member = _who(charter, name, signing, out)
+    member = _who(charter, name, signing, out, must_sign=not dry_run)
     found, notes = member_data(charter, data, image_column=image_column, label_column=label_column)
     if not quiet:
         announce(charter, member, found, notes)
@@ -304,7 +304,7 @@ def _member(text: str) -> tuple[str, str | None]:
     return name, public_key_of(key) if separator else None
 
 
-def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path) -> str:
+def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *, must_sign: bool) -> str:
     """The member's name: given, or by its key, or the one its earlier training here has, or a random one."""
     from oneflare.errors import ConfigError
     from oneflare.member import claimed_member, work_folder
@@ -318,7 +318,7 @@ def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path) 
     if owner is not None and owner != name:
         raise ConfigError(f"the key belongs to {owner}, not to {name}; give {name}'s own")
     wanted = charter.members.get(name)
-    if wanted is not None and key is None:
+    if must_sign and wanted is not None and key is None:
         raise ConfigError(f"{name}'s uploads must be signed; give --key with the private key of {wanted}")
     if wanted is not None and key is not None and key.public != wanted:
         raise ConfigError(f"the key is not {name}'s; give the private key of {wanted}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oneflare.stages import Result
     from oneflare.study import Comparison
     from oneflare.study.bench.suite import Target
+    from oneflare.study.declare import Declaration
     from oneflare.study.studies import Findings
 
 WIDEST_TABLE = 20
@@ -101,6 +102,9 @@ def run_result(result: Result) -> None:
             f"{row['parameters']:,}",
         )
     console.print(table)
+    for name, row in result.fusions.items():
+        if "teacher" in row:
+            console.print(retention(name, row["teacher"]))
     lambdas = [row["lambda_raw_max"] for row in content["clients"] if row["status"] == "trained"]
     if max(lambdas, default=0) > 0:
         conflicts = [row.get("conflicts", 0.0) for row in content["clients"] if row["status"] == "trained"]
@@ -120,6 +124,16 @@ def run_result(result: Result) -> None:
         f"{cost['upload_bytes'] / 1e6:.2f} MB uploaded, peak memory {cost['peak_memory_bytes'] / 2**20:.0f} MiB"
     )
     console.print(f"files: {result.folder}")
+
+
+def retention(name: str, teacher: dict[str, Any]) -> str:
+    """What a distilled model keeps of its teacher, and what it saves."""
+    return (
+        f"{name} keeps {_percent(teacher['kept'])} % of the accuracy of {teacher['name']} "
+        f"({_percent(teacher['accuracy'])}) and agrees with it on {_percent(teacher['agreement'])} % of the images, "
+        f"with {teacher['parameters_ratio']:.1f} times fewer parameters and {teacher['passes_ratio']:.1f} times "
+        "fewer forward passes"
+    )
 
 
 def comparison(content: Comparison) -> None:
@@ -189,6 +203,8 @@ def explanation(content: Explanation) -> None:
     line("\nlocal loss L_l, the sum of" if content.terms else "\nno network is trained")
     for name, (weight, text) in content.terms.items():
         line(f"  {weight:g} x {name}: {_indented(text, 6)}")
+    for name, text in content.systems.items():
+        line(f"\n{name}\n  {_indented(text, 2)}")
     spread = "" if content.worst_cosine is None else f" (largest cosine for 10 classes: {content.worst_cosine:.4f})"
     line(f"\nanchors {content.experiment.anchors['name']}{spread}\n  {_indented(content.anchors, 2)}")
     line(f"\nlambda by {content.experiment.controller['name']}\n  {_indented(content.controller, 2)}")
@@ -204,6 +220,35 @@ def explanation(content: Explanation) -> None:
 
 def _indented(text: str, spaces: int) -> str:
     return text.replace("\n", "\n" + " " * spaces)
+
+
+def studies(entries: Iterable[Declaration]) -> None:
+    table = Table()
+    table.add_column("study", no_wrap=True)
+    table.add_column("what it asks")
+    for entry in entries:
+        table.add_row(entry.name, f"{entry.title}. {entry.question}")
+    table.add_row("lambda", "The lambda laboratory on digits: what every way of deciding lambda does to it.")
+    console_for().print(table)
+
+
+def study_results(content: Mapping[str, Any]) -> None:
+    from oneflare.study.markdown import percent, place_name, points
+
+    console = console_for()
+    cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
+    console.print(f"[bold]{content['title']}[/bold] ({content['scale']}, {len(content['seeds'])} seeds)")
+    for place in content["places"]:
+        table = Table(title=place_name(place), title_justify="left")
+        for name in ("method", "server", "accuracy %", f"difference to {content['baseline']}"):
+            table.add_column(name, justify="left" if name in ("method", "server") else "right", no_wrap=True)
+        for row in content["rows"]:
+            cell = cells[place["id"], row["id"]]
+            label = row["label"].removesuffix(f", {row['fusion']}")
+            table.add_row(label, row["fusion"], percent(cell), points(cell["difference"]))
+        console.print(table)
+    for claim in content["claims"]:
+        console.print(f"{claim['verdict']:9}  {claim['id']}: {claim['text']}", markup=False)
 
 
 def findings(content: Findings) -> None:

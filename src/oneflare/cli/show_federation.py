@@ -40,7 +40,7 @@ def announce(charter: Charter, member: str, data: ClientData, notes: tuple[str, 
         note(f"note: {text}")
     if charter.members and member not in charter.members:
         hint = did_you_mean(member, charter.members)
-        note(f"warning: your copy of the terms does not list {member} as a member{hint}; the coordinator must admit it")
+        note(f"warning: the coordinator must admit {member} before its upload counts{hint}")
     if charter.deadline is not None and datetime.now(UTC) > charter.deadline:
         note(f"warning: the deadline {charter.deadline:%Y-%m-%d %H:%M %Z} has passed; ask whether it is still taken")
 
