@@ -45,7 +45,7 @@ wheel: $(STAMP)
 	cd build/wheel && env/bin/oneflare compare fedavg fafi flare --seeds 1 --out demo
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
 # torch is pinned through constraints.txt: an unpinned torch brings gigabytes of CUDA.
 $(STAMP): pyproject.toml constraints.txt

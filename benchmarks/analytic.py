@@ -1,7 +1,7 @@
 """What the analytic companion costs and gives: `python -m benchmarks.analytic PART...`
 
-Parts: speed, accuracy, partitions, privacy, deep, combined, table. Every cell is a whole run through the library,
-written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing. `table`
+Parts: speed, memory, accuracy, partitions, privacy, deep, combined, table. Every cell is a whole run through the
+library, written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing. `table`
 writes `results/analytic/README.md` from those files. Data: $ONEFLARE_DATA.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import resource
 import statistics as summary
+import subprocess
 import sys
 import tempfile
 import time
@@ -167,8 +168,23 @@ def combined() -> Iterator[Cell]:
         yield f"{data}/iid, 2 clients/12/0", lambda layer=layer: run(layer)
 
 
+def memory() -> Iterator[Cell]:
+    """Whole runs, each in a process of its own: a process remembers the peak of everything it ever did."""
+
+    def cell(layer: list[str]) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "oneflare.cli.main", "run", *layer, "--json", "--quiet", "--out", folder]
+            content = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return {"peak_memory_bytes": content["cost"]["peak_memory_bytes"]}
+
+    for filters in (115, 230, 460):
+        words = ["method=analytic", "data=cifar10", "data.train_size=10000", f"analytic.filters={filters}"]
+        yield f"{filters}", lambda words=words: cell(words)
+
+
 PARTS = {
     "speed": speed,
+    "memory": memory,
     "accuracy": accuracy,
     "partitions": partitions,
     "privacy": privacy,
@@ -315,6 +331,7 @@ def _privacy_table() -> str:
 
 
 def _speed_table() -> str:
+    whole = stored("memory")
     body = [
         [
             name,
@@ -324,11 +341,13 @@ def _speed_table() -> str:
             f"{cell['resnet8_forward_images_per_second_one_thread']:.0f}",
             f"{cell['time_over_resnet8_forward']:.2f}",
             f"{cell['peak_memory_bytes_of_a_worker'] / 2**30:.2f}",
+            f"{whole[name]['peak_memory_bytes'] / 2**30:.2f}" if name in whole else "–",
         ]
         for name, cell in stored("speed").items()
     ]
     header = ["filters", "D", "s for 10,000 images, two workers", "features images/s, one thread"]
     header += ["resnet8 forward images/s, one thread", "time over resnet8 forward", "peak GiB of a worker"]
+    header += ["peak GiB of a whole run"]
     return "## Speed (32x32 colour)\n\n" + rows(header, body)
 
 
