@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from conftest import TINY
-from oneflare.client import calibrate, hold_out
+from oneflare.companions import calibrate, hold_out
 from oneflare.config import DataConfig
 from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from oneflare.fusion import FUSIONS
+from oneflare.evidence import EVIDENCE
+from oneflare.fusion import FUSIONS, build_fusion
 from oneflare.nn import ENCODERS, FEATURE_MAPS
 from oneflare.objective import CONTROLLERS, Controller
 from oneflare.testing import (
@@ -18,7 +19,13 @@ from oneflare.testing import (
     check_source,
 )
 
+EVIDENCE_NEEDED = {
+    name: build_fusion({"name": name}).needs & set(EVIDENCE)
+    for name in FUSIONS
+    if build_fusion({"name": name}).needs & set(EVIDENCE)
+}
 NEEDS_MORE = {
+    **{name: {"upload.evidence": list(measured)} for name, measured in EVIDENCE_NEEDED.items()},
     "analytic": {"analytic": {"name": "random_conv", "filters": 8}},
     "flare_analytic": {"analytic": {"name": "random_conv", "filters": 8}, "train.holdout": 0.2},
 }

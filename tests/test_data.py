@@ -171,3 +171,17 @@ def test_train_and_test_pixels_are_normalised_alike():
     as_floats = stored.float() / 255
     assert torch.allclose(prepare(stored, dataset.image), prepare(as_floats, dataset.image))
     assert torch.allclose(prepare(stored, dataset.image), (as_floats - 0.5) / 0.25)
+
+
+def test_a_public_split_is_taken_from_everybody():
+    whole, split, again = (load(DataConfig(train_size=200, public=public)) for public in (None, 50, 50))
+    assert whole.public is None
+    assert (len(split.train.labels), len(split.public.labels)) == (150, 50)
+    assert torch.equal(split.public.images, again.public.images)
+    both = torch.cat([split.train.images, split.public.images]).flatten(1)
+    assert sorted(both.tolist()) == sorted(whole.train.images.flatten(1).tolist())
+    other = load(DataConfig(train_size=200, public=50, seed=1))
+    assert not torch.equal(split.public.images, other.public.images)
+    assert torch.equal(split.test.images, whole.test.images)
+    with pytest.raises(DataError, match=r"data\.public=200 leaves none of the 200 training images"):
+        load(DataConfig(train_size=200, public=200))

@@ -218,6 +218,15 @@ def test_python_api_with_one_pair_of_arrays_per_client(tmp_path):
     assert result.content["data"]["test"] == 40
 
 
+def test_a_public_split_of_arrays_has_no_owner(tmp_path):
+    small = {"encoder": {"name": "conv4", "width": 4}, **SMALL}
+    result = oneflare.run("data.public=20", data=arrays(), out=tmp_path / "run", **small)
+    assert sum(result.content["partition"]["sizes"]) == 76
+    assert result.content["data"] | {"train": 76, "public": 20} == result.content["data"]
+    with pytest.raises(ConfigError, match=r"data\.public: images that have owners cannot be set aside"):
+        oneflare.run("data.public=20", data=[arrays()], test=arrays(40, 9), out=tmp_path / "owned", **small)
+
+
 def test_python_api_with_a_torch_data_set(tmp_path):
     x, y = arrays()
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))

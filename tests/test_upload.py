@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -234,3 +235,12 @@ def test_weights_are_checked_again_when_they_are_read(file):
     write(file, epoch=8)
     with pytest.raises(UploadError, match="is not the upload that was fused"):
         read_weights(file, upload.digest)
+
+
+def test_a_new_option_that_is_off_leaves_old_uploads_readable(tiny_uploads):
+    contract = tiny_uploads.contract
+    newer = replace(contract, encoder=contract.encoder | {"an_option_of_the_future": None})
+    assert read_upload(tiny_uploads.uploads[0].path, newer).digest == tiny_uploads.uploads[0].digest
+    other = replace(contract, encoder=contract.encoder | {"an_option_of_the_future": 2})
+    with pytest.raises(UploadError, match="encoder_hash differs"):
+        read_upload(tiny_uploads.uploads[0].path, other)

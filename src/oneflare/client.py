@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,36 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oneflare.companions import ClientJob, Companions, client_statistics, hold_out, send
 from oneflare.config import Experiment, ObjectiveConfig, TrainConfig
-from oneflare.data import Augmentation, ClientData, Split, prepare
+from oneflare.data import Augmentation, ClientData
 from oneflare.errors import RunError, TrainingError
 from oneflare.files import load_state, read_json, save_state, write_json, write_text
-from oneflare.nn import PrototypeNetwork, Target, build_feature_map, build_target, initial_network
+from oneflare.nn import PrototypeNetwork, Target, build_anchors, build_target, freeze_prototypes, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision, one_thread
-from oneflare.objective import Batch, ClientFacts, Controller, Pull, build_controller, local_terms
+from oneflare.objective import (
+    Bank,
+    Batch,
+    ClientFacts,
+    Controller,
+    Proximal,
+    Pull,
+    build_bank,
+    build_controller,
+    local_terms,
+)
 from oneflare.optim import SGD, Thermostat, largest_curvature, scaled_rate, stable_rate
 from oneflare.schedules import build_schedule, peak, restart_steps
 from oneflare.seeds import torch_generator
-from oneflare.statistics import measure, pack, privatise
-from oneflare.upload import KNOWN, Contract, write_upload
+from oneflare.upload import Contract
 
 DIVERGED = "the loss became NaN or infinite in epoch {epoch}; lower train.lr or train.clip"
 EpochObserver = Callable[[int, dict[str, float]], None]
-
-CALIBRATION_BATCH = 256
-TRUST: tuple[float, ...] = (0.0, *(2.0 ** (e / 4) for e in range(-16, 17)))
-
-
-@dataclass(frozen=True)
-class ClientJob:
-    """Everything one client needs to know, apart from its data."""
-
-    experiment: Experiment
-    contract: Contract
-    client: int
-    folder: Path
-    flip: bool
-    encoder: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +113,7 @@ class LocalTraining:
         objective: ObjectiveConfig,
         train: TrainConfig,
         stream: tuple[int, int],
+        bank: Bank | None = None,
     ) -> None:
         """stream: (seed, client), the name of this client's random numbers."""
         self.device = choose_device(train.device)
@@ -134,9 +129,12 @@ class LocalTraining:
         self.stream = stream
         self.schedule = build_schedule(train.schedule)
         self.base_lr = scaled_rate(train.lr, train.batch_size, train.lr_scale_batch)
-        self.optimizer = SGD(
-            list(network.parameters()), momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip
-        )
+        self.bank = bank
+        if bank is not None:
+            bank.to(self.device)
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self.proximal = Proximal(trained, objective.proximal) if objective.proximal else None
+        self.optimizer = SGD(trained, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
         self.batches = math.ceil(len(data) / train.batch_size)
         self.restarts = restart_steps(self.schedule, self.total_steps) if train.momentum_reset else frozenset()
         self.thermostat = Thermostat(train.thermostat, self.batches) if train.thermostat else None
@@ -148,6 +146,11 @@ class LocalTraining:
 
     def lr(self, progress: float) -> float:
         return self.base_lr * self.schedule(progress)
+
+    @property
+    def aligning(self) -> bool:
+        """Whether this epoch contrasts with the bank and does nothing else."""
+        return self.epoch < (self.objective.alignment_epochs or 0)
 
     def run_epoch(self) -> dict[str, float]:
         """One pass over the client's data; returns the trace row (means over the epoch's steps)."""
@@ -197,12 +200,17 @@ class LocalTraining:
         batch = self._batch(features, labels, self.network)
         terms, local = self._local(batch)
         pull = None if self.target is None else Pull(self.network.prototypes, self.target.at(progress))
-        loss = local if pull is None else self.controller.loss(local, pull.loss, progress)
+        loss = local if pull is None or self.aligning else self.controller.loss(local, pull.loss, progress)
         loss.backward()
         if pull is not None:
             terms |= {"align": pull.loss, "conflicts": pull.apply(self.objective.pcgrad)}
+        if self.proximal is not None:
+            terms["proximal"] = self.proximal.apply()
         self.optimizer.step(self.lr(progress))
-        self.controller.step()
+        if not self.aligning:
+            self.controller.step()
+        if self.bank is not None:
+            self.bank.push(batch.features, labels)
         with torch.no_grad():
             hits = (batch.logits.argmax(1) == labels).sum()
         return {"local": local.detach(), **{name: term.detach() for name, term in terms.items()}}, hits
@@ -214,12 +222,19 @@ class LocalTraining:
             network.prototypes,
             self.objective.supcon_temperature,
             self.objective.proto_temperature,
+            None if self.bank is None else self.bank.pairs(),
         )
 
     def _local(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """The named terms, and L_local."""
+        """The named terms, and L_local; the term of the bank is weighted already."""
+        contrast = None
+        if self.bank is not None and (self.aligning or not self.objective.alignment_epochs):
+            contrast = self.bank.contrast(batch.features, batch.supcon_temperature)
+        if contrast is not None and self.aligning:
+            return {"bank": contrast}, contrast
         terms = local_terms(self.objective.terms, batch)
-        return terms, torch.stack([self.objective.terms[name] * term for name, term in terms.items()]).sum()
+        local = torch.stack([self.objective.terms[name] * term for name, term in terms.items()]).sum()
+        return (terms, local) if contrast is None else ({**terms, "bank": contrast}, local + contrast)
 
     @property
     def peak_lr(self) -> float:
@@ -237,7 +252,8 @@ class LocalTraining:
             return self._local(self._batch(network.encoder(views), labels, network))[1]
 
         start = torch_generator(seed, client, "curvature", "start")
-        return stable_rate(largest_curvature(loss, list(network.parameters()), start))
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        return stable_rate(largest_curvature(loss, trained, start))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -246,6 +262,7 @@ class LocalTraining:
             "optimizer": self.optimizer.state_dict(),
             "controller": self.controller.state_dict(),
             "thermostat": None if self.thermostat is None else self.thermostat.state_dict(),
+            "bank": None if self.bank is None else self.bank.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -255,19 +272,27 @@ class LocalTraining:
         self.controller.load_state_dict(state["controller"])
         if self.thermostat is not None:
             self.thermostat.load_state_dict(state["thermostat"])
+        if self.bank is not None:
+            self.bank.load_state_dict(state["bank"])
+
+
+def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module | None) -> PrototypeNetwork:
+    """The network that every client of a federation begins with; encoder: where it is the user's own."""
+    image, classes = contract.image, len(contract.classes)
+    network = initial_network(
+        contract.encoder, image.channels, image.size, classes, experiment.seed, encoder, contract.dim
+    )
+    if experiment.objective.freeze_prototypes:
+        anchors = build_anchors(contract.anchors, classes, contract.dim)
+        assert anchors is not None
+        freeze_prototypes(network, anchors)
+    return network
 
 
 def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
     experiment, contract = job.experiment, job.contract
-    network = initial_network(
-        contract.encoder,
-        contract.image.channels,
-        contract.image.size,
-        len(contract.classes),
-        experiment.seed,
-        job.encoder,
-        contract.dim,
-    )
+    network = shared_start(experiment, contract, job.encoder)
+    public = None if job.bank is None else load_state(job.bank)["features"]
     return LocalTraining(
         network,
         data,
@@ -277,6 +302,7 @@ def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
         experiment.objective,
         experiment.train,
         (experiment.seed, job.client),
+        build_bank(experiment.objective.bank, contract.dim, public),
     )
 
 
@@ -365,16 +391,6 @@ def finish_client(
     )
 
 
-@dataclass(frozen=True)
-class Companions:
-    """What an upload may hold beside the network."""
-
-    statistics: Mapping[str, Tensor] | None = None
-    """packed"""
-    held_out: ClientData | None = None
-    """kept back from training, to calibrate the network"""
-
-
 def _measure(job: ClientJob, data: ClientData, files: ClientFiles) -> ClientSummary:
     """The upload of a client that trains nothing."""
     started = time.monotonic()
@@ -386,96 +402,4 @@ def _measure(job: ClientJob, data: ClientData, files: ClientFiles) -> ClientSumm
         classes=data.classes,
         train_seconds=time.monotonic() - started,
         upload_bytes=files.upload.stat().st_size,
-    )
-
-
-def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | None:
-    """The packed statistics of a client's images, noised if the federation agreed on that; None if it sends none."""
-    plan = job.contract.statistics
-    if plan is None:
-        return None
-    image, classes = job.contract.image, len(job.contract.classes)
-    features = build_feature_map(plan.feature_map, image.channels, image.size, plan.bound)
-    statistics = measure(features, data.images, data.labels, classes)
-    if plan.privacy is not None:
-        seed = job.experiment.upload.statistics_noise_seed
-        generator = torch_generator(secrets.randbits(62) if seed is None else seed, job.client, "statistics noise")
-        statistics = privatise(statistics, plan.privacy, generator)
-    return pack(statistics, plan.dtype)
-
-
-def hold_out(data: ClientData, share: float, stream: tuple[int, int]) -> tuple[ClientData, ClientData | None]:
-    """What a client trains on, and the part of each class that it keeps back; None if nothing is kept back."""
-    order = torch.randperm(len(data), generator=torch_generator(*stream, "hold-out"))
-    labels = data.labels[order]
-    held = torch.zeros(len(data), dtype=torch.bool)
-    for label in labels.unique():
-        rows = (labels == label).nonzero().squeeze(1)
-        held[rows[: int(share * len(rows))]] = True
-    if not bool(held.any()):
-        return data, None
-    kept, back = (
-        ClientData.of(Split(data.images[rows], data.labels[rows]), len(data.counts))
-        for rows in (order[~held].sort().values, order[held].sort().values)
-    )
-    return kept, back
-
-
-@torch.no_grad()
-def calibrate(network: PrototypeNetwork, counts: Tensor, held_out: ClientData, contract: Contract) -> float:
-    """How far a client's log-likelihood ratios L_c = z.P_c - log n_c may be trusted: beta for softmax(beta L).
-
-    Over the classes it knows (`KNOWN` images), each with equal weight: the smallest beta whose cross-entropy on the
-    images kept back is within one standard error of the best, because trusting a network too much costs more than
-    trusting it too little. 0 means that it has no say.
-
-    counts: `(C,)` images of each class
-    """
-    known = counts >= KNOWN
-    rows = known[held_out.labels]
-    if int(known.sum()) < 2 or not bool(rows.any()):
-        return 0.0
-    images, labels = held_out.images[rows], (known.cumsum(0) - 1)[held_out.labels[rows]]
-    network.eval()
-    parts = images.to(network.prototypes.device).split(CALIBRATION_BATCH)
-    features = torch.cat([network(prepare(part, contract.image)) for part in parts])
-    ratios = (features @ network.prototypes[known].T).cpu().double() - counts[known].double().log()
-    weights = 1 / torch.bincount(labels)[labels].double()
-    weights = weights / weights.sum()
-    losses = torch.stack([nn.functional.cross_entropy(beta * ratios, labels, reduction="none") for beta in TRUST])
-    excess = losses - losses[int((losses @ weights).argmin())]  # (betas, images)
-    mean = excess @ weights
-    error = ((weights * (excess - mean[:, None])) ** 2).sum(1).sqrt()
-    return TRUST[int((mean <= error).int().argmax())]
-
-
-def send(
-    path: Path,
-    job: ClientJob,
-    network: PrototypeNetwork | None,
-    data: ClientData,
-    epoch: int,
-    companions: Companions | None = None,
-) -> None:
-    """Write the client's message, with what its switches let out."""
-    companions = companions or Companions()
-    upload = job.experiment.upload
-    trust = None
-    if network is not None and job.experiment.train.holdout > 0:
-        trust = 0.0
-        if companions.held_out is not None:
-            trust = calibrate(network, data.counts, companions.held_out, job.contract)
-    write_upload(
-        path,
-        network,
-        job.contract,
-        client=job.client,
-        counts=data.counts,
-        epoch=epoch,
-        seed=job.experiment.seed,
-        counts_mode=upload.counts,
-        counts_epsilon=upload.counts_epsilon,
-        dtype=upload.dtype,
-        statistics=companions.statistics,
-        trust=trust,
     )

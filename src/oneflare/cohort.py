@@ -24,10 +24,10 @@ from oneflare.client import (
     LocalTraining,
     build_training,
     finish_client,
-    send,
     snapshot_epochs,
     train_client,
 )
+from oneflare.companions import send
 from oneflare.data import Augmentation, ClientData
 from oneflare.files import write_json
 from oneflare.nn.hardware import one_thread

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -49,6 +50,7 @@ def _name_list(value: Any) -> Any:
 
 
 Component = Annotated[dict[str, Any], BeforeValidator(_has_name)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_name_list), AfterValidator(lambda names: tuple(sorted(set(names))))]
 Components = Annotated[tuple[Component, ...], BeforeValidator(_name_list)]
 
 
@@ -68,6 +70,9 @@ class DataConfig(Section):
     )
     test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
     seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
+    public: int | None = Field(
+        None, ge=1, description="training images set aside as a public split, which no client owns; default: none"
+    )
     digest: str | None = Field(None, description="fingerprint of arrays given in Python")
 
 
@@ -104,6 +109,25 @@ class ObjectiveConfig(Section):
     supcon_temperature: float = Field(0.07, gt=0)
     proto_temperature: float = Field(1.0, gt=0)
     pcgrad: bool = Field(False, description="where the pull of the anchors opposes the local gradient, project it out")
+    bank: Component | None = Field(None, description="features to contrast with: memory or public; default: none")
+    alignment_epochs: int | None = Field(
+        None, ge=1, description="first epochs that contrast with the public bank only; then the local loss without it"
+    )
+    proximal: float | None = Field(None, gt=0, description="mu of the pull back to the shared start (FedProx)")
+    freeze_prototypes: bool | None = Field(None, description="prototypes are the anchors and stay there")
+
+    def alone(self) -> ObjectiveConfig:
+        """The terms without what a client holds beside them."""
+        return self.model_copy(update={"bank": None, "alignment_epochs": None, "proximal": None})
+
+    @property
+    def public_bank(self) -> bool:
+        return self.bank is not None and self.bank["name"] == "public"
+
+    @property
+    def systems(self) -> bool:
+        """Whether a client holds anything beside the terms."""
+        return bool(self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
 
 
 class TrainConfig(Section):
@@ -147,6 +171,7 @@ class UploadConfig(Section):
     statistics_noise_seed: int | None = Field(
         None, ge=0, description="for simulations only; default: the operating system's randomness"
     )
+    evidence: Names = Field((), description="what clients measure of their networks for fusions that need it")
 
 
 class Experiment(Section):
@@ -206,7 +231,8 @@ class Experiment(Section):
 
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""
-        return digest_of([self.data.model_dump(), self.partition.model_dump(), self.seed])
+        absent = {"public"} if self.data.public is None else set()
+        return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(), self.seed])
 
 
 def _present(value: Any) -> Any:

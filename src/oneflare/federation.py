@@ -5,30 +5,33 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oneflare._version import __version__
-from oneflare.client import ClientFiles, ClientJob, ClientSummary, snapshot_epochs
+from oneflare.client import ClientFiles, ClientJob, ClientSummary, shared_start, snapshot_epochs
 from oneflare.cohort import cohorts, train_cohort
 from oneflare.config import Experiment
 from oneflare.data import ClientData, Dataset, Partition, split_clients
 from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
-from oneflare.errors import RunError, UploadError
-from oneflare.files import read_json, write_json
+from oneflare.errors import ConfigError, RunError, UploadError
+from oneflare.files import read_json, save_state, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
-from oneflare.metrics import diagnose, score
+from oneflare.fusion.workspace import Workspace
+from oneflare.metrics import diagnose, retention, score
 from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
 from oneflare.nn.hardware import choose_device, choose_precision
 from oneflare.privacy import Privacy
 from oneflare.statistics import Plan
+from oneflare.teacher import teacher_features
 from oneflare.upload import Contract, Upload, read_upload
 
 
@@ -47,6 +50,9 @@ class Observer:
     def stage(self, text: str) -> None:
         """Another stage begins."""
 
+    def fusion_step(self, fusion: str, step: int, steps: int) -> None:
+        """A fusion that trains has done this many of its steps."""
+
     def warn(self, text: str) -> None:
         """Something the user should know."""
 
@@ -64,12 +70,16 @@ class RunFiles:
         self.result = folder / "result.json"
         self.diagnostics = folder / "diagnostics.json"
         self.report = folder / "report.html"
+        self.bank = folder / "public_bank.safetensors"
 
     def client(self, client: int) -> ClientFiles:
         return ClientFiles(self.folder / "clients" / f"{client:03d}")
 
     def model(self, fusion: str) -> Path:
         return self.folder / "fusions" / fusion / "model.safetensors"
+
+    def fusion_checkpoint(self, fusion: str) -> Path:
+        return self.folder / "fusions" / fusion / "checkpoint.safetensors"
 
     def metrics(self, fusion: str) -> Path:
         return self.folder / "fusions" / fusion / "metrics.json"
@@ -112,6 +122,7 @@ class Federation:
             classes=dataset.classes,
             statistics=_plan(experiment, dataset),
             deep=experiment.trains,
+            evidence=experiment.upload.evidence,
         )
         return cls(experiment, files, dataset, partition, contract, encoder)
 
@@ -132,16 +143,12 @@ class Federation:
         return self.experiment.workers or default_workers()
 
     def template(self) -> PrototypeNetwork:
-        image = self.contract.image
-        return initial_network(
-            self.contract.encoder,
-            image.channels,
-            image.size,
-            len(self.contract.classes),
-            self.experiment.seed,
-            self.encoder,
-            self.contract.dim,
-        )
+        return shared_start(self.experiment, self.contract, self.encoder)
+
+    @property
+    def public(self) -> Tensor | None:
+        """The public split as fusions see it: without labels."""
+        return None if self.dataset.public is None else self.dataset.public.images
 
     def client_data(self, client: int) -> ClientData:
         rows = torch.from_numpy(self.partition.indices[client])
@@ -151,7 +158,9 @@ class Federation:
         """Every client on its own data; small ones share a batch of models."""
         sizes, epochs = self.partition.sizes, self.experiment.epochs
         train = self.experiment.train
+        self.teach(observer)
         more = train.thermostat or train.check_lr or train.holdout or self.contract.statistics is not None
+        more = more or self.experiment.objective.systems
         alone = self.on_gpu or self.encoder is not None or more or not self.experiment.trains
         together = 1 if alone else train.cohort
         groups = cohorts(sizes, self.dataset.image.size, together)
@@ -182,9 +191,21 @@ class Federation:
         results = map_tasks(work, groups, workers=self.workers, on_report=seen, on_result=done)
         return sorted((summary for group in results for summary in group), key=lambda summary: summary.client)
 
+    def teach(self, observer: Observer) -> None:
+        """The teacher's view of the public images, where clients are to have it; kept, so that a rerun finds it."""
+        public = self.dataset.public
+        if not self.experiment.objective.public_bank or self.files.bank.exists():
+            return
+        if public is None:
+            raise ConfigError("objective.bank=public needs images that nobody owns; set data.public=NUMBER")
+        observer.stage(f"training the teacher on {len(public.labels)} public images")
+        features = teacher_features(self.experiment, self.contract, public, self.dataset.flip, self.encoder)
+        save_state(self.files.bank, {"features": features})
+
     def job(self, client: int) -> ClientJob:
         folder = self.files.client(client).folder
-        return ClientJob(self.experiment, self.contract, client, folder, self.dataset.flip, self.encoder)
+        bank = self.files.bank if self.experiment.objective.public_bank else None
+        return ClientJob(self.experiment, self.contract, client, folder, self.dataset.flip, self.encoder, bank)
 
     def collect(self, summaries: Sequence[ClientSummary], observer: Observer, epoch: int | None = None) -> UploadSet:
         """Read and verify the uploads of all trained clients; one that is refused is named and left out."""
@@ -200,7 +221,7 @@ class Federation:
         if not uploads:
             reasons = "; ".join(f"client {s.client}: {s.reason}" for s in summaries if s.reason)
             raise RunError(f"no client produced a usable upload ({reasons})")
-        return UploadSet(tuple(uploads), self.contract, self.template())
+        return UploadSet(tuple(uploads), self.contract, self.template(), self.public)
 
     def fuse(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer) -> None:
         """Models, metrics and the simulated fusions at the snapshots, for the fusions that are not there yet."""
@@ -209,35 +230,54 @@ class Federation:
             return
         observer.stage(f"fusing {len(uploads)} uploads in {len(missing)} ways")
         clients = [upload.client for upload in uploads]
-        epochs = snapshot_epochs(self.experiment.epochs, self.experiment.train.snapshots)
-
-        def work(epoch: int | None, report: Any) -> dict[str, Any]:
-            del report
-            if epoch is None:
-                return self._evaluate(missing, uploads)
-            return self._simulate(missing, clients, epoch)
-
-        outcomes = map_tasks(work, [None, *epochs], workers=self.workers)
-        final = outcomes[0]
+        slow = [spec for spec in missing if build_fusion(spec).trains]
+        quick = [spec for spec in missing if spec not in slow]
+        epochs = snapshot_epochs(self.experiment.epochs, self.experiment.train.snapshots) if quick else []
+        groups = [[spec] for spec in slow] + ([quick] if quick else [])
+        tasks: list[Callable[[Any], dict[str, Any]]] = [
+            *(partial(self._evaluate, group, uploads) for group in groups),
+            *(partial(self._simulate, quick, clients, epoch) for epoch in epochs),
+            partial(self._diagnose, uploads),
+        ]
+        outcomes = map_tasks(
+            lambda task, report: task(report),
+            tasks,
+            workers=self.workers,
+            on_report=lambda _, message: observer.fusion_step(*message),
+        )
+        final = {name: row for outcome in outcomes[: len(groups)] for name, row in outcome.items()}
+        simulated = list(zip(epochs, outcomes[len(groups) : -1], strict=True))
         for spec in missing:
             name = spec["name"]
-            history = [
-                {"epoch": epoch, "accuracy": outcome[name]} for epoch, outcome in zip(epochs, outcomes[1:], strict=True)
-            ]
+            history = [{"epoch": epoch, "accuracy": row[name]} for epoch, row in simulated if name in row]
             history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
             write_json(self.files.metrics(name), final[name] | {"history": history})
+            self._workspace(name).discard()
 
-    def _evaluate(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet) -> dict[str, dict[str, Any]]:
+    def _workspace(self, name: str, report: Any = None) -> Workspace:
+        """Where a fusion that trains keeps its checkpoint, and whom it tells."""
+        workspace = Workspace(self.files.fusion_checkpoint(name), self.experiment.train.checkpoint_seconds)
+        if report is not None:
+            workspace.report = lambda step, steps: report((name, step, steps))
+        return workspace
+
+    def _evaluate(
+        self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, report: Any
+    ) -> dict[str, dict[str, Any]]:
         test = self.dataset.test
         models: dict[str, GlobalModel] = {}
+        teachers: dict[str, tuple[str, GlobalModel]] = {}
         seconds: dict[str, float] = {}
+        notes: dict[str, dict[str, Any]] = {}
         for spec in specs:
+            name, fusion, workspace = spec["name"], build_fusion(spec), self._workspace(spec["name"], report)
             started = time.monotonic()
-            models[spec["name"]] = build_fusion(spec).fuse(uploads)
-            seconds[spec["name"]] = time.monotonic() - started
+            models[name] = fusion.fuse_in(uploads, workspace)
+            seconds[name] = workspace.seconds_before + time.monotonic() - started
+            notes[name] = workspace.notes
+            if fusion.teacher is not None:
+                teachers[name] = fusion.teacher["name"], build_fusion(fusion.teacher).fuse(uploads)
         logits = logits_of_all(models, test.images)
-        if self.contract.deep and not self.files.diagnostics.exists():
-            write_json(self.files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
         outcome = {}
         for name, model in models.items():
             model.save(self.files.model(name), embed=False)
@@ -246,14 +286,30 @@ class Federation:
                 "forward_passes": model.cost.forward_passes,
                 "fuse_seconds": seconds[name],
             }
+            if notes[name]:
+                outcome[name]["training"] = notes[name]
+        for name, (label, teacher) in teachers.items():
+            kept = retention(logits[name], teacher.logits(test.images), test.labels, models[name].cost, teacher.cost)
+            outcome[name]["teacher"] = {"name": label, **kept.to_dict()}
         return outcome
 
-    def _simulate(self, specs: Sequence[Mapping[str, Any]], clients: Sequence[int], epoch: int) -> dict[str, float]:
+    def _diagnose(self, uploads: UploadSet, report: Any) -> dict[str, Any]:
+        del report
+        if self.contract.deep and not self.files.diagnostics.exists():
+            test = self.dataset.test
+            write_json(self.files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
+        return {}
+
+    def _simulate(
+        self, specs: Sequence[Mapping[str, Any]], clients: Sequence[int], epoch: int, report: Any
+    ) -> dict[str, float]:
         """What fusion would have given had clients stopped here; nothing flows back to them."""
+        del report
         uploads = UploadSet(
             tuple(read_upload(self.files.client(client).snapshot(epoch), self.contract) for client in clients),
             self.contract,
             self.template(),
+            self.public,
         )
         models = {spec["name"]: build_fusion(spec).fuse(uploads) for spec in specs}
         logits = logits_of_all(models, self.dataset.test.images)
@@ -272,6 +328,7 @@ class Federation:
                 "name": self.dataset.name,
                 "train": len(self.dataset.train.labels),
                 "test": len(self.dataset.test.labels),
+                "public": 0 if self.dataset.public is None else len(self.dataset.public.labels),
                 "classes": list(self.dataset.classes),
             },
             "partition": {

@@ -13,10 +13,10 @@ from torch import nn
 from oneflare.client import ClientSummary
 from oneflare.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.data import Dataset, data_digest, given_data, load
-from oneflare.errors import RunError
+from oneflare.errors import ConfigError, RunError
 from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
-from oneflare.fusion import GlobalModel, check_needs, load_model
+from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn.encoders import CUSTOM
@@ -28,6 +28,7 @@ __all__ = [
     "RunFiles",
     "default_folder",
     "fuse_run",
+    "open_run",
     "read_experiment",
     "read_result",
     "run",
@@ -83,6 +84,8 @@ def run(
     dataset, parts = given_data(keywords.get("data"), test)
     if dataset is not None:
         keywords["data"] = {"name": ARRAYS, "digest": data_digest(dataset)}
+        if dataset.public is not None:
+            keywords["data"]["public"] = len(dataset.public.labels)
     if parts is not None:
         keywords["partition"] = {"kind": "given", "clients": len(parts)}
     encoder = keywords.get("encoder")
@@ -96,6 +99,10 @@ def run(
         }
     layers: list[Layer] = [read_yaml(Path(config))] if config is not None else []
     experiment = resolve(*layers, parse_overrides(overrides), keywords)
+    if dataset is not None:
+        if parts is not None and experiment.data.public is not None:
+            raise ConfigError("data.public: images that have owners cannot be set aside; give a Dataset with `public`")
+        dataset = dataset.set_aside(experiment.data.public, experiment.data.seed)
     folder = Path(out) if out is not None else default_folder(experiment)
     return run_experiment(experiment, folder, dataset=dataset, parts=parts, encoder=encoder, observer=observer)
 
@@ -148,9 +155,8 @@ def run_experiment(
     return Result(folder, content)
 
 
-def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observer | None = None) -> Result:
-    """Add fusions to a finished run without training; the same uploads feed them."""
-    observer = observer or Observer()
+def open_run(folder: Path, observer: Observer) -> tuple[Federation, UploadSet]:
+    """A finished run with its data and its verified uploads."""
     files = RunFiles(folder)
     experiment = read_experiment(folder)
     if not files.result.exists():
@@ -159,17 +165,22 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
         raise RunError(
             f"{folder} used arrays or an encoder given in Python; add the fusion to `fusions` and run it again"
         )
+    federation = Federation.build(experiment, files, load(experiment.data), None, None)
+    summaries = [ClientSummary(**row) for row in read_json(files.result)["clients"]]
+    return federation, federation.collect(summaries, observer)
+
+
+def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observer | None = None) -> Result:
+    """Add fusions to a finished run without training; the same uploads feed them."""
+    observer = observer or Observer()
+    files = RunFiles(folder)
+    read_experiment(folder)  # a folder that is no run is left as it is
     complete = [FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in specs]
-    with exclusive(folder):
+    with exclusive(folder), one_thread():
+        federation, uploads = open_run(folder, observer)
+        check_needs(complete, uploads.offered, "; choose another fusion")
+        federation.fuse(complete, uploads, observer)
         content = read_json(files.result)
-        missing = [spec for spec in complete if not files.metrics(spec["name"]).exists()]
-        federation = Federation.build(experiment, files, load(experiment.data), None, None)
-        summaries = [ClientSummary(**row) for row in content["clients"]]
-        with one_thread():
-            uploads = federation.collect(summaries, observer)
-            offered = frozenset.intersection(*(upload.fields for upload in uploads))
-            check_needs(complete, offered, "; choose another fusion")
-            federation.fuse(missing, uploads, observer)
         for spec in complete:
             content["fusions"][spec["name"]] = read_json(files.metrics(spec["name"]))
         write_json(files.result, content)

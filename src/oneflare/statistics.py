@@ -107,10 +107,10 @@ def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) 
             total.gram[row : row + STRIP, row:].addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
     if not bool(torch.isfinite(total.sums).all()):
         raise TrainingError("the features are not finite; check the client's images for NaN or infinite pixels")
-    return Statistics(_symmetric(total.gram), total.sums, total.counts)
+    return Statistics(symmetric(total.gram), total.sums, total.counts)
 
 
-def _symmetric(upper: Tensor) -> Tensor:
+def symmetric(upper: Tensor) -> Tensor:
     """The symmetric matrix whose upper triangle is given."""
     return torch.triu(upper) + torch.triu(upper, 1).T
 
@@ -133,7 +133,7 @@ def triangle_size(dim: int) -> int:
     return dim * (dim + 1) // 2
 
 
-def _triangle(dim: int) -> Tensor:
+def triangle(dim: int) -> Tensor:
     return torch.ones(dim, dim, dtype=torch.bool).triu()
 
 
@@ -154,7 +154,7 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
         inverse = torch.where(scale > 0, 1 / scale.double(), torch.zeros(()))
         scatter = (scatter * inverse[:, None] * inverse * INT16_STEPS).round().clamp(-INT16_STEPS, INT16_STEPS)
         packed[SCALE] = scale
-    values = scatter.masked_select(_triangle(len(scatter)))
+    values = scatter.masked_select(triangle(len(scatter)))
     packed[SCATTER] = values.to(torch.int16 if dtype == "int16" else torch.float32)
     return packed
 
@@ -174,11 +174,11 @@ def _mean_part(sums: Tensor, counts: Tensor) -> Tensor:
 def _scatter(packed: Mapping[str, Tensor]) -> Tensor:
     dim = packed[SUMS].shape[1]
     upper = torch.zeros(dim, dim, dtype=torch.float64)
-    upper[_triangle(dim)] = packed[SCATTER].double()
+    upper[triangle(dim)] = packed[SCATTER].double()
     if SCALE in packed:
         scale = packed[SCALE].double()
         upper *= scale[:, None] * scale / INT16_STEPS
-    return _symmetric(upper)
+    return symmetric(upper)
 
 
 def complaint(packed: Mapping[str, Tensor], samples: int, private: bool) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from torch import Tensor
 
 from oneflare.data import ImageSpec
 from oneflare.errors import UploadError
+from oneflare.evidence import FIELDS as EVIDENCE_FIELDS
+from oneflare.evidence import complaint as evidence_complaint
+from oneflare.evidence import layout, offers
 from oneflare.files import digest_of, tensor_digest, write_bytes
 from oneflare.nn import PrototypeNetwork
 from oneflare.seeds import numpy_generator
@@ -31,6 +34,7 @@ ENCODER = "encoder."
 PROTOTYPES = "prototypes"
 COUNTS = "counts"
 STATISTICS = "statistics."
+EVIDENCE = "evidence."
 KNOWN = 20
 """images of a class from which on a client's network may have a say on it"""
 
@@ -57,6 +61,9 @@ class Contract:
     statistics: Plan | None = None
     deep: bool = True
     """whether uploads hold a trained network"""
+    evidence: tuple[str, ...] = ()
+    """what clients measure of their networks, see `oneflare.evidence`"""
+    evidence_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -71,14 +78,20 @@ class Contract:
         classes: tuple[str, ...],
         statistics: Plan | None = None,
         deep: bool = True,
+        evidence: tuple[str, ...] = (),
     ) -> Contract:
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in network.encoder.state_dict().items()}
         dim = network.prototypes.shape[1]
-        return cls(federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep)
+        measured = layout(network, evidence)
+        return cls(
+            federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep, evidence, measured
+        )
 
     def encoder_hash(self) -> str:
+        """Options that are absent do not count, so a new one leaves old uploads readable."""
         shapes = {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}
-        return digest_of([self.encoder, shapes])
+        present = {key: value for key, value in self.encoder.items() if value is not None}
+        return digest_of([present, shapes])
 
 
 @dataclass(frozen=True)
@@ -111,14 +124,21 @@ class Upload:
     @cached_property
     def fields(self) -> frozenset[str]:
         """What this upload offers to a fusion."""
-        offers = {
+        held = {
             "weights": self.prototypes is not None,
             "prototypes": self.prototypes is not None,
             "counts": self.counts is not None,
             "statistics": any(name.startswith(STATISTICS) for name in self.manifest["tensors"]),
             "calibration": self.trust is not None,
         }
-        return frozenset(name for name, offered in offers.items() if offered)
+        return frozenset(name for name, offered in held.items() if offered) | offers(self.manifest.get("evidence", ()))
+
+    def needed_bytes(self, needs: frozenset[str]) -> int:
+        """Size of the tensors that a fusion with these needs reads."""
+        needs = needs | offers(needs)
+        entries = _read_header(self.path, SIZE_LIMIT)
+        sizes = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
+        return sum(end - start for name, (start, end) in sizes.items() if _field_of(name) in needs)
 
     @property
     def trust(self) -> float | None:
@@ -133,9 +153,24 @@ class Upload:
             raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
         return unpack({name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()})
 
+    def evidence(self, prefix: str = "") -> dict[str, Tensor]:
+        """What the client measured of its network, by name; checked again as it is read."""
+        tensors = _read_tensors(self.path, self.manifest, prefix=EVIDENCE + prefix)
+        if not tensors:
+            raise UploadError(
+                f"{self.path}: holds no evidence {prefix.rstrip('.')}; set upload.evidence for all clients"
+            )
+        return {name.removeprefix(EVIDENCE): tensor for name, tensor in tensors.items()}
+
     def weights(self) -> dict[str, Tensor]:
         """The encoder's state, float32 where it was floating; checked again as it is read."""
         return _encoder_state(self.path, self.manifest)
+
+
+def _field_of(name: str) -> str:
+    """Which need of a fusion a tensor serves."""
+    prefixes = {ENCODER: "weights", STATISTICS: "statistics", **{EVIDENCE + p: f for p, f in EVIDENCE_FIELDS.items()}}
+    return next((field for prefix, field in prefixes.items() if name.startswith(prefix)), name)
 
 
 def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[str, Tensor]:
@@ -188,10 +223,12 @@ def write_upload(
     dtype: str = "float32",
     statistics: Mapping[str, Tensor] | None = None,
     trust: float | None = None,
+    evidence: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a client's message; what leaves is decided by `counts_mode` and `dtype`.
 
-    network: None where clients only measure. statistics: packed, see `oneflare.statistics`.
+    network: None where clients only measure. statistics: packed, see `oneflare.statistics`. evidence: see
+    `oneflare.evidence`.
     """
     tensors: dict[str, Tensor] = {}
     if network is not None:
@@ -199,6 +236,7 @@ def write_upload(
             tensors |= _shrink(ENCODER + name, tensor.detach().cpu(), dtype)
         tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
     tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (statistics or {}).items()}
+    tensors |= {EVIDENCE + name: tensor.contiguous() for name, tensor in (evidence or {}).items()}
     disclosed = _disclose(counts, counts_mode, counts_epsilon, seed, client)
     if disclosed is not None:
         tensors[COUNTS] = disclosed
@@ -221,6 +259,8 @@ def write_upload(
         "trust": trust,
         "tensors": {name: tensor_digest(tensor) for name, tensor in sorted(tensors.items())},
     }
+    if contract.evidence:
+        manifest["evidence"] = list(contract.evidence)
     manifest["digest"] = digest_of(manifest)
     from safetensors.torch import save
 
@@ -275,6 +315,10 @@ def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) ->
     if counts is not None and bool((counts < 0).any()):
         raise UploadError(f"{path}: counts has a negative number; the client must write its upload again")
     _check_statistics(path, manifest, contract, small)
+    measured = {name.removeprefix(EVIDENCE): t for name, t in small.items() if name.startswith(EVIDENCE)}
+    reason = evidence_complaint(measured, counts)
+    if reason is not None:
+        raise UploadError(f"{path}: evidence.{reason}; the client must write its upload again")
     prototypes = small.get(PROTOTYPES)
     return Upload(
         path,
@@ -345,6 +389,7 @@ def _check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract)
         "anchors": contract.anchors,
         "dim": contract.dim,
         "statistics": _plan(contract),
+        "evidence": list(contract.evidence) or None,
     }
     for key, value in expected.items():
         if manifest.get(key) != value:
@@ -397,6 +442,7 @@ def _expected(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, tuple[t
             if kinds.get(name) == "I8" and floating and len(shape) >= 2:
                 expected |= {name: (shape, False), name + SCALE: (shape[:1], True)}
         expected[PROTOTYPES] = ((classes, contract.dim), True)
+        expected |= {EVIDENCE + name: (shape, True) for name, shape in contract.evidence_shapes.items()}
     if contract.statistics is not None:
         dim, scatter = contract.statistics.dim, STATISTICS + "scatter"
         expected |= {

@@ -27,7 +27,6 @@ Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="Log to tensorboard or mlflow as it runs (extra `track`); repeatable."),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 
 
 def run(
@@ -112,30 +111,6 @@ def compare(
     elif not quiet:
         show.comparison(comparison)
         show.line(f"report: {page}")
-
-
-def fuse(
-    folder: RunFolder,
-    fusion: Annotated[list[str], typer.Option("--fusion", "-f", help="Fusion by name; repeat for several.")],
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Fuse the uploads of a finished run in another way, without training.
-
-    [bold]Example[/bold]
-
-      oneflare fuse runs/demo/flare-s0 --fusion iffi_released
-    """
-    from oneflare.cli import show
-    from oneflare.cli.progress import progress
-    from oneflare.stages import fuse_run
-
-    with progress(enabled=not quiet, table=False) as observer:
-        result = fuse_run(folder, [{"name": name} for name in fusion], observer)
-    if json:
-        show.as_json(result.to_dict())
-    elif not quiet:
-        show.run_result(result)
 
 
 def methods(json: Json = False) -> None:

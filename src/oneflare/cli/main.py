@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, doctor, laboratory, reporting, study
+from oneflare.cli import commands, doctor, fusing, laboratory, reporting, study
 from oneflare.errors import OneFlareError
 from oneflare.plugins import name_plugins
 
@@ -61,7 +61,7 @@ def root(
 
 app.command("run", rich_help_panel="Work")(commands.run)
 app.command("compare", rich_help_panel="Work")(commands.compare)
-app.command("fuse", rich_help_panel="Work")(commands.fuse)
+app.command("fuse", rich_help_panel="Work")(fusing.fuse)
 app.command("study", rich_help_panel="Work")(study.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
 app.command("report", rich_help_panel="Look")(reporting.report)

@@ -27,6 +27,8 @@ class TerminalObserver(Observer):
         self.done = 0
         self.clients = 0
         self.credit: dict[int, int] = {}
+        self.fusing: dict[str, Any] = {}
+        """the bar of each fusion that trains"""
 
     def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
         self.clients, self.done, self.credit = len(partition.sizes), 0, {}
@@ -65,6 +67,18 @@ class TerminalObserver(Observer):
             self.bar.update(self.task, clients=text)
         else:
             self.console.print(text)
+
+    def fusion_step(self, fusion: str, step: int, steps: int) -> None:
+        if self.bar is None:
+            if fusion not in self.fusing:
+                self.console.print(f"  {fusion}: {steps} steps" + (f", going on after {step}" if step else ""))
+            self.fusing.setdefault(fusion, None)
+            return
+        if fusion not in self.fusing:
+            self.fusing[fusion] = self.bar.add_task(f"fusing by {fusion}", total=steps, clients="")
+        self.bar.update(self.fusing[fusion], completed=step, clients=f"step {step}/{steps}")
+        if step >= steps:
+            self.bar.remove_task(self.fusing.pop(fusion))
 
     def warn(self, text: str) -> None:
         self.console.print(f"[yellow]warning:[/yellow] {text}")

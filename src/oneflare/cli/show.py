@@ -95,6 +95,9 @@ def run_result(result: Result) -> None:
             f"{row['parameters']:,}",
         )
     console.print(table)
+    for name, row in result.fusions.items():
+        if "teacher" in row:
+            console.print(retention(name, row["teacher"]))
     lambdas = [row["lambda_raw_max"] for row in content["clients"] if row["status"] == "trained"]
     if max(lambdas, default=0) > 0:
         conflicts = [row.get("conflicts", 0.0) for row in content["clients"] if row["status"] == "trained"]
@@ -114,6 +117,16 @@ def run_result(result: Result) -> None:
         f"{cost['upload_bytes'] / 1e6:.2f} MB uploaded, peak memory {cost['peak_memory_bytes'] / 2**20:.0f} MiB"
     )
     console.print(f"files: {result.folder}")
+
+
+def retention(name: str, teacher: dict[str, Any]) -> str:
+    """What a distilled model keeps of its teacher, and what it saves."""
+    return (
+        f"{name} keeps {_percent(teacher['kept'])} % of the accuracy of {teacher['name']} "
+        f"({_percent(teacher['accuracy'])}) and agrees with it on {_percent(teacher['agreement'])} % of the images, "
+        f"with {teacher['parameters_ratio']:.1f} times fewer parameters and {teacher['passes_ratio']:.1f} times "
+        "fewer forward passes"
+    )
 
 
 def comparison(content: Comparison) -> None:
@@ -183,6 +196,8 @@ def explanation(content: Explanation) -> None:
     line("\nlocal loss L_l, the sum of" if content.terms else "\nno network is trained")
     for name, (weight, text) in content.terms.items():
         line(f"  {weight:g} x {name}: {_indented(text, 6)}")
+    for name, text in content.systems.items():
+        line(f"\n{name}\n  {_indented(text, 2)}")
     spread = "" if content.worst_cosine is None else f" (largest cosine for 10 classes: {content.worst_cosine:.4f})"
     line(f"\nanchors {content.experiment.anchors['name']}{spread}\n  {_indented(content.anchors, 2)}")
     line(f"\nlambda by {content.experiment.controller['name']}\n  {_indented(content.controller, 2)}")

@@ -79,14 +79,7 @@ def study(
         return
     chosen = list(declared()) if names == ["all"] else names
     size = find_scale(scale)
-    plans = []
-    for name in chosen:
-        try:
-            plans.append(make_plan(find_declaration(name), size, seeds=seeds, full=full, overrides=layer))
-        except ConfigError as error:
-            if names != ["all"]:
-                raise
-            show.note(f"left out: {name} ({error})")
+    plans = [make_plan(find_declaration(name), size, seeds=seeds, full=full, overrides=layer) for name in chosen]
     if dry_run:
         _dry_run(plans, runs, processes, json=json)
         return

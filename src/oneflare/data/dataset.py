@@ -63,6 +63,8 @@ class Dataset:
     image: ImageSpec
     flip: bool
     """Whether a mirrored image keeps its label (false for digits)."""
+    public: Split | None = None
+    """Images that belong to nobody; `train` does not hold them."""
 
     def subset(self, train_size: int | None, test_size: int | None, seed: int) -> Dataset:
         """Seeded subsets, the same for every run with this data seed."""
@@ -71,6 +73,17 @@ class Dataset:
             train=self.train.take(draw_rows(len(self.train.labels), train_size, seed, "train")),
             test=self.test.take(draw_rows(len(self.test.labels), test_size, seed, "test")),
         )
+
+    def set_aside(self, public: int | None, seed: int) -> Dataset:
+        """A seeded public split of this many images, taken out of the training images before anybody owns them."""
+        if public is None or self.public is not None:
+            return self
+        available = len(self.train.labels)
+        if public >= available:
+            raise DataError(f"data.public={public} leaves none of the {available} training images; set aside fewer")
+        order = torch.randperm(available, generator=torch_generator(seed, "public"))
+        rest, taken = order[public:].sort().values, order[:public].sort().values
+        return replace(self, train=self.train.take(rest), public=self.train.take(taken))
 
 
 @dataclass(frozen=True)

@@ -51,4 +51,5 @@ def _split_digest(split: Split) -> list[str]:
 
 
 def data_digest(dataset: Dataset) -> str:
-    return digest_of([_split_digest(dataset.train), _split_digest(dataset.test), list(dataset.classes)])
+    public = [] if dataset.public is None else [_split_digest(dataset.public)]
+    return digest_of([_split_digest(dataset.train), _split_digest(dataset.test), list(dataset.classes), *public])

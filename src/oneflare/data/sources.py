@@ -27,7 +27,7 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".ti
 def load(config: DataConfig) -> Dataset:
     """The data set an experiment names, already reduced to the wanted sizes."""
     dataset = SOURCES[config.name].factory(config)
-    return dataset.subset(config.train_size, config.test_size, config.seed)
+    return dataset.subset(config.train_size, config.test_size, config.seed).set_aside(config.public, config.seed)
 
 
 @SOURCES.register("digits")

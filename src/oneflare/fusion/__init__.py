@@ -1,6 +1,22 @@
 """Uploads -> one global model. The same uploads feed every fusion."""
 
-from oneflare.fusion import analytic, average, ensemble, features  # noqa: F401  (registers)
+from oneflare.fusion import (  # noqa: F401  (registers)
+    analytic,
+    average,
+    coboosting,
+    datafree,
+    distill,
+    ensemble,
+    features,
+    fisher,
+    laplace,
+    matching,
+    moments,
+    regmean,
+    robust,
+    task_vectors,
+    trainable,
+)
 from oneflare.fusion.base import FUSIONS, Fusion, UploadSet, build_fusion, check_needs, offered_fields
 from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
 

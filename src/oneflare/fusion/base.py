@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +14,10 @@ from torch import Tensor, nn
 
 from oneflare.config import UploadConfig
 from oneflare.errors import ConfigError, UploadError
+from oneflare.evidence import EVIDENCE
+from oneflare.evidence import offers as evidence_offers
 from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
+from oneflare.fusion.workspace import Workspace
 from oneflare.nn import PrototypeNetwork
 from oneflare.registry import Registry
 from oneflare.statistics import Plan, Statistics
@@ -26,6 +31,9 @@ class UploadSet:
     uploads: tuple[Upload, ...]
     contract: Contract
     template: PrototypeNetwork
+    """the start that all clients shared; never written to"""
+    public: Tensor | None = None
+    """`(n, c, h, w)` images that belong to nobody, without labels"""
 
     def __post_init__(self) -> None:
         if not self.uploads:
@@ -36,6 +44,12 @@ class UploadSet:
 
     def __iter__(self) -> Iterator[Upload]:
         return iter(self.uploads)
+
+    @property
+    def offered(self) -> frozenset[str]:
+        """What a fusion can have."""
+        own = frozenset.intersection(*(upload.fields for upload in self.uploads))
+        return own if self.public is None else own | {"public"}
 
     @property
     def task(self) -> Task:
@@ -78,14 +92,19 @@ class UploadSet:
             raise UploadError("this federation's uploads hold no statistics; set analytic=random_conv for all clients")
         return self.contract.statistics
 
+    @cached_property
+    def scratch(self) -> nn.Module:
+        """An encoder to fill with one client's weights after another."""
+        return copy.deepcopy(self.template.encoder)
+
     def members(self, rule: Rule) -> MemberModel:
         """A model that asks every client's encoder and combines the answers by `rule`."""
         members = tuple(Member(upload.path, upload.digest, upload.weights) for upload in self.uploads)
-        return MemberModel(self.task, members, rule, self.template.encoder)
+        return MemberModel(self.task, members, rule, self.scratch)
 
     def encoders(self) -> Iterator[nn.Module]:
         """Each client's encoder in turn, in one module that is refilled: never two in memory."""
-        encoder = self.template.encoder
+        encoder = self.scratch
         for upload in self.uploads:
             encoder.load_state_dict(upload.weights())
             yield encoder.eval()
@@ -94,10 +113,20 @@ class UploadSet:
 class Fusion(ABC):
     """Chosen by name; options are the keyword-only parameters of the constructor."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"weights", "prototypes"})
+    needs: frozenset[str] = frozenset({"weights", "prototypes"})
+    """fields of the uploads; a constructor may ask for more where an option does"""
+    trains: ClassVar[bool] = False
+    """whether it takes many optimisation steps, so that nobody starts it unasked"""
+    teacher: Mapping[str, Any] | None = None
+    """the fusion it learns from, if it learns from one"""
 
     @abstractmethod
     def fuse(self, uploads: UploadSet) -> GlobalModel: ...
+
+    def fuse_in(self, uploads: UploadSet, workspace: Workspace) -> GlobalModel:
+        """The same, saying how far it is and resuming where it was stopped, if it takes that long."""
+        del workspace
+        return self.fuse(uploads)
 
 
 FUSIONS: Registry[Fusion] = Registry("fusion")
@@ -108,22 +137,43 @@ def build_fusion(spec: Mapping[str, Any]) -> Fusion:
 
 
 def offered_fields(
-    config: UploadConfig, *, deep: bool = True, statistics: bool = False, holdout: float = 0
+    config: UploadConfig,
+    *,
+    deep: bool = True,
+    statistics: bool = False,
+    holdout: float = 0,
+    public: int | None = None,
 ) -> frozenset[str]:
-    """What uploads written under these switches will hold."""
+    """What uploads written under these switches will hold, and what the server has beside them."""
     offers = {
         "weights": deep,
         "prototypes": deep,
         "counts": config.counts != "withheld",
         "statistics": statistics,
         "calibration": deep and holdout > 0,
+        "public": public is not None,
     }
-    return frozenset(name for name, offered in offers.items() if offered)
+    measured = evidence_offers(config.evidence) if deep else frozenset()
+    return frozenset(name for name, offered in offers.items() if offered) | measured
 
 
-def check_needs(specs: Sequence[Mapping[str, Any]], offered: frozenset[str], remedy: str = "") -> None:
+def check_needs(
+    specs: Sequence[Mapping[str, Any]],
+    offered: frozenset[str],
+    remedy: str = "",
+    *,
+    before_training: bool = False,
+) -> None:
+    """Refuse fusions that these uploads cannot feed; before training, what clients measure can still be chosen."""
     for spec in specs:
         missing = sorted(build_fusion(spec).needs - offered)
+        if missing and before_training and set(missing) <= set(EVIDENCE):
+            wanted = {name for one in specs for name in build_fusion(one).needs & set(EVIDENCE)} - offered
+            remedy = f"; set upload.evidence={','.join(sorted(wanted | (offered & set(EVIDENCE))))}"
+        if "public" in missing:
+            raise ConfigError(
+                f"fusion {spec['name']} needs public images, and none are set aside; run with data.public=NUMBER"
+            )
         if missing:
             raise ConfigError(
                 f"fusion {spec['name']} needs {' and '.join(missing)}, which the uploads withhold{remedy}"

@@ -33,13 +33,18 @@ ALL_TERMS = {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation"
 CLASSIFY = {"terms": {"cls": 1.0}}
 FAFI = {"terms": ALL_TERMS}
 REUSED = {
-    "V5": "the log also calls the memory bank and the public feature bank V5",
-    "V6": "the log also calls two-stage training V6",
+    "V5": "the log also calls the memory bank and the public feature bank V5: here V5-memory and V5-public",
+    "V6": "the log also calls two-stage training V6: here V6-two-stage",
+    "V5-memory": "the log calls it V5, like the public bank and like random anchors",
+    "V5-public": "the log calls it V5, like the memory bank and like random anchors",
+    "V6-two-stage": "the log calls it V6, like random anchors with annealing",
     "V12": "file 000 of the log designs a V12 that was never run as such: here `decoupled`",
     "V13": "the log's formula for V12 is headed v13",
     "V13.1": "the log uses this number for the floor as well as for the ceiling",
 }
 STATISTICS = {"name": "random_conv"}
+PUBLIC = {"public": 100}
+"""images of the public split, unless data.public says otherwise"""
 SERVERS = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
 
 
@@ -259,7 +264,53 @@ ANALYTIC = (
     ),
 )
 
-METHODS: dict[str, Method] = {method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC)}
+SYSTEMS = (
+    Method(
+        "memory_bank",
+        "FAFI whose contrastive term also sees a queue of 4096 past features",
+        "V5-memory",
+        {"objective": {**FAFI, "bank": {"name": "memory", "size": 4096}}, "fusions": _first("feature_mean")},
+        "log, 1-memory-bank (its runs, with and without, have objective.supcon_temperature=0.5)",
+    ),
+    Method(
+        "public_bank",
+        "FAFI that pushes features away from those a teacher gives to public images",
+        "V5-public",
+        {"data": PUBLIC, "objective": {**FAFI, "bank": {"name": "public"}}, "fusions": _first("feature_mean")},
+        "log, 2-public-feature-bank (compare with method=fafi at the same data.public)",
+    ),
+    Method(
+        "two_stage",
+        "the public bank alone first, then FAFI without it",
+        "V6-two-stage",
+        {
+            "data": PUBLIC,
+            "objective": {**FAFI, "bank": {"name": "public"}, "alignment_epochs": 1},
+            "fusions": _first("feature_mean"),
+        },
+        "log, 3-public-feature-bank2: 1 of 5 epochs (compare with method=fafi at the same data.public)",
+    ),
+    Method(
+        "fedprox",
+        "plain local training held near the shared start, weights averaged once",
+        "baseline",
+        {"objective": {**CLASSIFY, "proximal": 0.01}, "fusions": _first("average")},
+        "Li et al. 2020, one round",
+    ),
+    Method(
+        "fedetf",
+        "plain local training toward a classifier that is a simplex ETF and stays one",
+        "baseline",
+        {
+            "objective": {**CLASSIFY, "freeze_prototypes": True},
+            "anchors": {"name": "etf", "scale": 10.0},
+            "fusions": _first("average"),
+        },
+        "Li et al. 2023, one round, without its balanced loss; at length 10 cross-entropy can come near 0",
+    ),
+)
+
+METHODS: dict[str, Method] = {method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *SYSTEMS)}
 
 
 def register(method: Method) -> Method:

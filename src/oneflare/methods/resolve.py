@@ -6,9 +6,11 @@ from typing import Any
 
 from oneflare.config import Experiment, Layer, TrainConfig, expand, merge, validate
 from oneflare.data import PARTITIONS, SOURCES
-from oneflare.errors import ConfigError
+from oneflare.errors import ConfigError, did_you_mean
+from oneflare.evidence import EVIDENCE
 from oneflare.fusion import FUSIONS, check_needs, offered_fields
 from oneflare.methods.recipes import find_method
+from oneflare.methods.systems import check_systems, complete_objective
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
 from oneflare.objective import CONTROLLERS, TERMS, ClientFacts, build_controller
@@ -53,6 +55,7 @@ def complete(experiment: Experiment) -> Experiment:
         "anchors": ANCHORS.complete(experiment.anchors, "anchors"),
         "controller": CONTROLLERS.complete(experiment.controller, "controller"),
         "analytic": FEATURE_MAPS.complete(experiment.analytic, "analytic"),
+        "objective": complete_objective(experiment.objective),
         "fusions": tuple(FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in experiment.fusions),
         "train": experiment.train.model_copy(
             update={"schedule": SCHEDULES.complete(experiment.train.schedule, "train.schedule")}
@@ -68,17 +71,35 @@ def complete(experiment: Experiment) -> Experiment:
     if resolved.train.momentum_reset and not getattr(build_schedule(resolved.train.schedule), "restarts", ()):
         raise ConfigError("train.momentum_reset needs a schedule with restarts; set train.schedule=cosine_restarts")
     _check_statistics(resolved)
+    _check_evidence(resolved)
+    check_systems(resolved)
     offered = offered_fields(
         resolved.upload,
         deep=resolved.trains,
         statistics=resolved.analytic["name"] != "none",
         holdout=resolved.train.holdout,
+        public=resolved.data.public,
     )
-    check_needs(resolved.fusions, offered, "; change fusions, or what uploads hold (upload, analytic, train.holdout)")
+    remedy = "; change fusions, or what uploads hold (upload, analytic, train.holdout)"
+    check_needs(resolved.fusions, offered, remedy, before_training=True)
     names = [spec["name"] for spec in resolved.fusions]
     if len(set(names)) != len(names):
         raise ConfigError(f"fusions: {max(names, key=names.count)} is named twice")
     return resolved
+
+
+def _check_evidence(experiment: Experiment) -> None:
+    upload = experiment.upload
+    for name in upload.evidence:
+        if name not in EVIDENCE:
+            raise ConfigError(f"upload.evidence: unknown evidence '{name}'{did_you_mean(name, EVIDENCE)}")
+    if upload.evidence and not experiment.trains:
+        raise ConfigError("upload.evidence: there is no network to measure; leave it out, or train one")
+    if "class_means" in upload.evidence and upload.counts != "exact":
+        raise ConfigError(
+            f"upload.counts={upload.counts}: class_means reveal which classes a client has; set upload.counts=exact "
+            "or leave class_means out of upload.evidence"
+        )
 
 
 def _check_statistics(experiment: Experiment) -> None:

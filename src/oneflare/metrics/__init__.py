@@ -2,5 +2,6 @@
 
 from oneflare.metrics.classification import Scores, score
 from oneflare.metrics.diagnostics import Diagnostics, diagnose
+from oneflare.metrics.retention import Retention, retention
 
-__all__ = ["Diagnostics", "Scores", "diagnose", "score"]
+__all__ = ["Diagnostics", "Retention", "Scores", "diagnose", "retention", "score"]

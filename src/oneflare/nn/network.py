@@ -27,6 +27,14 @@ class PrototypeNetwork(nn.Module):
         return F.normalize(self.encoder(images).float(), dim=1)
 
 
+def freeze_prototypes(network: PrototypeNetwork, anchors: Tensor) -> PrototypeNetwork:
+    """P = A, a constant: a classifier that nobody trains. anchors: `(C, d)`"""
+    with torch.no_grad():
+        network.prototypes.copy_(anchors)
+    network.prototypes.requires_grad_(False)
+    return network
+
+
 def initial_network(
     spec: Mapping[str, Any],
     channels: int,

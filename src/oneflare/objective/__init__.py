@@ -1,17 +1,23 @@
 """What a client minimises: named loss terms, and the controllers that weigh alignment against them."""
 
+from oneflare.objective.banks import BANKS, Bank, build_bank
 from oneflare.objective.controllers import CONTROLLERS, ClientFacts, Controller, build_controller
+from oneflare.objective.proximal import Proximal
 from oneflare.objective.pull import Pull
 from oneflare.objective.terms import TERMS, Batch, align, local_terms
 
 __all__ = [
+    "BANKS",
     "CONTROLLERS",
     "TERMS",
+    "Bank",
     "Batch",
     "ClientFacts",
     "Controller",
+    "Proximal",
     "Pull",
     "align",
+    "build_bank",
     "build_controller",
     "local_terms",
 ]

@@ -28,6 +28,8 @@ class Batch:
     prototypes: Tensor
     supcon_temperature: float = 0.07
     proto_temperature: float = 1.0
+    bank: tuple[Tensor, Tensor] | None = None
+    """features `(m, d)` and labels `(m,)` of earlier batches"""
 
     @cached_property
     def logits(self) -> Tensor:
@@ -71,16 +73,24 @@ def supcon(batch: Batch) -> Tensor:
 
     L = mean_i -1/|P(i)| sum_{p in P(i)} log( exp(z_i z_p / t) / sum_{a != i} exp(z_i z_a / t) )
     """
-    return supervised_contrastive(batch.features, batch.labels, batch.supcon_temperature)
+    return supervised_contrastive(batch.features, batch.labels, batch.supcon_temperature, batch.bank)
 
 
-def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """features: `(n, d)` of unit norm; anchors without a positive do not count."""
-    similarity = features @ features.T / temperature
-    diagonal = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+def supervised_contrastive(
+    features: Tensor, labels: Tensor, temperature: float, bank: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """features: `(n, d)` of unit norm; anchors without a positive do not count.
+
+    bank: features and labels that the sums over p and a also run over.
+    """
+    others, their_labels = features, labels
+    if bank is not None:
+        others, their_labels = torch.cat([features, bank[0]]), torch.cat([labels, bank[1]])
+    similarity = features @ others.T / temperature
+    diagonal = torch.eye(len(labels), len(their_labels), dtype=torch.bool, device=labels.device)
     similarity = similarity.masked_fill(diagonal, -torch.inf)
     log_probability = similarity - similarity.logsumexp(dim=1, keepdim=True)
-    positive = (labels[:, None] == labels[None, :]) & ~diagonal
+    positive = (labels[:, None] == their_labels[None, :]) & ~diagonal
     number = positive.sum(1)
     total = torch.where(positive, log_probability, 0.0).sum(1)
     return -(total / number.clamp(min=1)).sum() / (number > 0).sum().clamp(min=1)

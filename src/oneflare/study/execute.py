@@ -126,7 +126,8 @@ def _work(runs: Path, in_worker: bool, cell: Cell, report: Callable[[Any], None]
         return Outcome(cell.name, "in use")
     except OneFlareError as error:
         return Outcome(cell.name, "failed", time.monotonic() - started, reason=str(error))
-    return Outcome(cell.name, "run", time.monotonic() - started, result.accuracy)
+    status: Literal["run", "there"] = "there" if result.complete_before else "run"
+    return Outcome(cell.name, status, time.monotonic() - started, result.accuracy)
 
 
 @lru_cache(maxsize=1)

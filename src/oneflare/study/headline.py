@@ -1,4 +1,7 @@
-"""The README's figures, made from the files under `results/`: `python -m oneflare.study.headline` writes them anew."""
+"""The README's figures and the Markdown of every study, made from the JSON in `results/`.
+
+`python -m oneflare.study.headline` writes them anew.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from oneflare.errors import ConfigError
 from oneflare.files import read_json, write_text
 from oneflare.study.declare import declared
-from oneflare.study.markdown import MISSING, percent, place_name, table
+from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
 
 START = "<!-- figures: written by `make headline` from results/, not by hand -->"
 END = "<!-- end of figures -->"
@@ -36,8 +39,8 @@ def headline(results: Path) -> str:
     cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
     seeds = len(content["seeds"])
     lines = [
-        f"Test accuracy in per cent after one upload per client, mean ± deviation over {seeds} seeds on shared partitions, "
-        f"5 clients. Scale `{content['scale']}`: {content['scale_summary']}. "
+        f"Test accuracy in per cent after one upload per client, mean ± deviation over {seeds} seeds on shared "
+        f"partitions, 5 clients. Scale `{content['scale']}`: {content['scale_summary']}. "
         f"[All figures](results/table1/{content['scale']}.md)",
         "",
     ]
@@ -50,7 +53,7 @@ def headline(results: Path) -> str:
         ]
         for row in content["rows"]
     ]
-    lines += table(columns, rows)
+    lines += table(columns, rows, words=2)
     return "\n".join([*lines, "", *_claims(results)])
 
 
@@ -69,9 +72,9 @@ def _claims(results: Path) -> list[str]:
     if not rows:
         return []
     return [
-        "What the research log claims, and what we claim, put to the test (undecided: the seeds do not agree, or too few):",
+        "What the research log claims, and what we claim, put to the test (undecided: these seeds cannot tell):",
         "",
-        *table(["claim", "what it says", "verdict", "the log's figures (one seed)", "our scale"], rows),
+        *table(["claim", "what it says", "verdict", "the log's figures (one seed)", "our scale"], rows, words=5),
     ]
 
 
@@ -85,6 +88,11 @@ def with_headline(text: str, results: Path) -> str:
 
 
 def main(readme: str = "README.md", results: str = "results") -> None:
+    for study in declared():
+        for scale in SCALES:
+            source = Path(results) / study / f"{scale}.json"
+            if source.exists():
+                write_text(source.with_suffix(".md"), to_markdown(read_json(source)))
     path = Path(readme)
     write_text(path, with_headline(path.read_text(), Path(results)))
     print(f"written: {path}", file=sys.stderr)

@@ -45,7 +45,7 @@ SCALES = {
         ),
         Scale(
             "small",
-            "10,000 real images (Tiny-ImageNet: 8,000 at 32 x 32), 2,000 test images, ResNet-8 with a strided stem, 5 epochs",
+            "10,000 images (Tiny-ImageNet: 8,000 at 32 x 32), 2,000 test images, a strided ResNet-8, 5 epochs",
             {
                 "data": {"train_size": 10000, "test_size": 2000},
                 "encoder": {"name": "resnet8", "width": 16, "stem_stride": 2},

@@ -1,0 +1,185 @@
+"""`oneflare fuse`: the uploads of finished runs, fused in other ways or by other members, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oneflare.cli.commands import Json, Quiet
+
+if TYPE_CHECKING:
+    from oneflare.study.fusing import BenchTable, Spread
+
+WIDTH = 150
+MEGA, MEBI = 1e6, 2**20
+
+
+def fuse(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs, or a comparison.")],
+    fusion: Annotated[
+        list[str] | None, typer.Option("--fusion", "-f", help="Fusion by name; repeat for several.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every fusion the uploads feed, with its cost.")] = False,
+    with_training: Annotated[
+        bool, typer.Option("--with-training", help="With --all: also fusions that train a network on the server.")
+    ] = False,
+    without: Annotated[
+        list[int] | None, typer.Option("--without", help="Leave this client out, as if it had never been; repeatable.")
+    ] = None,
+    joining: Annotated[
+        list[Path] | None, typer.Option("--with", help="Upload of a client that comes late; repeatable.")
+    ] = None,
+    diagnostics: Annotated[
+        bool, typer.Option("--diagnostics", help="Neural collapse, CKA, cosines and distances over clients.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fuse the uploads of finished runs in another way, or of other members, without training.
+
+    --all prints one table of everything the uploads can feed: quality, cost of a prediction, and what fusing took on
+    the server. Over several seeds: mean, deviation and paired difference to the first fusion.
+
+    [bold]Examples[/bold]
+
+      oneflare fuse runs/demo/flare-s0 --fusion iffi_released
+
+      oneflare fuse runs/demo --all
+
+      oneflare fuse runs/demo/flare-s0 --without 3
+    """
+    from oneflare.cli import show
+    from oneflare.cli.progress import progress
+    from oneflare.errors import ConfigError
+    from oneflare.membership import Membership
+    from oneflare.stages import fuse_run
+    from oneflare.study.compare import FILE
+    from oneflare.study.fusing import bench_runs, own_fusions
+
+    membership = Membership(tuple(without or ()), tuple(joining or ()))
+    if everything and fusion:
+        raise ConfigError("--all already names every fusion; give --all or --fusion, not both")
+    if with_training and not everything:
+        raise ConfigError("--with-training belongs to --all; a fusion that is named trains anyway")
+    if not (everything or fusion or diagnostics or not membership.unchanged):
+        raise ConfigError("nothing to do; name a --fusion, or use --all, --diagnostics, --without or --with")
+    plain = membership.unchanged and not everything and not diagnostics
+    if plain and len(folders) == 1 and not (folders[0] / FILE).exists():
+        with progress(enabled=not quiet, table=False) as observer:
+            result = fuse_run(folders[0], [{"name": name} for name in fusion or ()], observer)
+        if json:
+            show.as_json(result.to_dict())
+        elif not quiet:
+            show.run_result(result)
+        return
+    names: list[str] | None = list(fusion or ())
+    if everything:
+        names = None
+    elif not names and not membership.unchanged:
+        names = own_fusions(folders)
+    with progress(enabled=not quiet, table=False) as observer:
+        tables = bench_runs(
+            folders,
+            names=names,
+            with_training=with_training,
+            membership=membership,
+            diagnostics=diagnostics,
+            observer=observer,
+        )
+    if json:
+        show.as_json({"tables": [table.to_dict() for table in tables]})
+    elif not quiet:
+        for table in tables:
+            _print(table)
+
+
+def _print(table: BenchTable) -> None:
+    from oneflare.cli import show
+
+    console = show.console_for()
+    console.width = max(console.width, WIDTH)
+    experiment = table.experiment
+    skew = f" alpha {experiment.partition.alpha:g}" if "dirichlet" in experiment.partition.kind else ""
+    seeds = ", ".join(str(run.experiment.seed) for run in table.runs)
+    console.print(
+        f"[bold]{experiment.method}[/bold] on {experiment.data.name}, {experiment.partition.kind}{skew}, seed {seeds}"
+    )
+    clients = {run.clients for run in table.runs}
+    if len(clients) == 1:
+        console.print(f"clients {', '.join(map(str, *clients))}")
+    if table.names:
+        console.print(_figures(table))
+        console.print(
+            f"difference: accuracy minus that of {table.first} on the same uploads, points; server s, MiB: time and "
+            "resident memory that fusing took in a process of its own; MB: what it reads of all uploads"
+        )
+    for name, reason in table.left_out.items():
+        console.print(f"not in the table: {name} {reason}", soft_wrap=True)
+    for run in table.runs:
+        if run.diagnostics is not None:
+            console.print(_diagnostics(run.diagnostics, f"diagnostics, seed {run.experiment.seed}"))
+        console.print(f"files: {run.folder}")
+
+
+def _figures(table: BenchTable) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD)
+    shown.add_column("fusion")
+    headings = (
+        "accuracy %", "difference", "balanced %", "worst class %", "calib. error %", "parameters", "passes",
+        "server s", "MiB", "MB",
+    )  # fmt: skip
+    for heading in headings:
+        shown.add_column(heading, justify="right")
+    for name in table.names:
+        percent = [
+            _spread(table.figure(name, key), 100)
+            for key in ("accuracy", "balanced_accuracy", "worst_class", "calibration_error")
+        ]
+        difference = "" if name == table.first else _spread(table.difference(name), 100, sign="+")
+        shown.add_row(
+            name,
+            percent[0],
+            difference,
+            *percent[1:],
+            _number(table.figure(name, "parameters"), "{:,.0f}"),
+            _number(table.figure(name, "forward_passes"), "{:.3g}"),
+            _number(table.figure(name, "fuse_seconds"), "{:.2f}"),
+            _number(table.figure(name, "peak_memory_bytes"), "{:.1f}", MEBI),
+            _number(table.figure(name, "needed_bytes"), "{:.2f}", MEGA),
+        )
+    return shown
+
+
+def _spread(spread: Spread | None, factor: float, sign: str = "") -> str:
+    if spread is None:
+        return "–"
+    text = f"{factor * spread.mean:{sign}.1f}"
+    return text if spread.std is None else f"{text} ± {factor * spread.std:.1f}"
+
+
+def _number(spread: Spread | None, pattern: str, unit: float = 1.0) -> str:
+    return "–" if spread is None else pattern.format(spread.mean / unit)
+
+
+def _diagnostics(content: dict[str, Any], title: str) -> Any:
+    from rich.table import Table
+
+    from oneflare.study.fusing import DIAGNOSTICS
+
+    shown = Table(title=title, title_justify="left", title_style="bold")
+    shown.add_column("figure")
+    shown.add_column("value", justify="right")
+    shown.add_column("what it is")
+    for key, text in DIAGNOSTICS.items():
+        value = content.get(key)
+        if isinstance(value, list):
+            cell = " ".join(f"{item:.2f}" for item in value)
+        else:
+            cell = "–" if value is None else f"{value:.4g}"
+        shown.add_row(key, cell, text)
+    return shown

@@ -1,0 +1,112 @@
+"""What a piece of work costs: seconds, and the memory it needs beyond what was there before.
+
+The work runs in a forked process of its own, so nothing it leaves behind enters the next measurement. It is rehearsed
+once (imports, first touches of library pages), freed memory is given back to the system, the kernel's high-water mark
+of resident memory is reset, and only then the work is done again under the clock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing as mp
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from oneflare.errors import RunError
+
+T = TypeVar("T")
+
+SMALLEST_MAPPED = 1 << 16
+"""allocations from this size on are returned to the system when freed, so that resident memory follows them"""
+_MMAP_THRESHOLD = -3
+
+
+@dataclass(frozen=True)
+class Cost:
+    seconds: float
+    peak_memory_bytes: int | None
+    """resident high-water mark above the start; None where the system does not tell"""
+
+
+def measure(work: Callable[[], T], keep: Callable[[T], None], *, rehearse: bool = True) -> Cost:
+    """Do `work` in a process of its own and `keep` its result there (write it to a file); an error is raised here."""
+    if sys.platform != "linux" or _gpu_in_use():
+        return _measure(work, keep, rehearse)
+    context = mp.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_child, args=(theirs, work, keep, rehearse), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        answer = ours.recv()
+    except EOFError:
+        process.join()
+        cause = "was killed (out of memory?)" if process.exitcode == -signal.SIGKILL else f"ended ({process.exitcode})"
+        raise RunError(f"the measured process {cause}; use fewer clients or a smaller encoder") from None
+    finally:
+        process.terminate()
+        process.join()
+        ours.close()
+    if isinstance(answer, Cost):
+        return answer
+    raise answer
+
+
+def _child(connection: Connection, work: Callable[[], Any], keep: Callable[[Any], None], rehearse: bool) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        connection.send(_measure(work, keep, rehearse))
+    except Exception as error:  # carried to the main process, where it is raised
+        connection.send(error)
+
+
+def _measure(work: Callable[[], T], keep: Callable[[T], None], rehearse: bool) -> Cost:
+    libc = _libc()
+    if libc is not None:
+        libc.mallopt(_MMAP_THRESHOLD, SMALLEST_MAPPED)
+    if rehearse:
+        work()
+    gc.collect()
+    if libc is not None:
+        libc.malloc_trim(0)
+    before = _reset_high_water()
+    started = time.monotonic()
+    result = work()
+    seconds = time.monotonic() - started
+    peak = None if before is None else max(0, _status("VmHWM") - before)
+    keep(result)
+    return Cost(seconds, peak)
+
+
+def _reset_high_water() -> int | None:
+    """Resident bytes now, from which on the high-water mark counts."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        return _status("VmRSS")
+    except (OSError, StopIteration):
+        return None
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def _libc() -> Any:
+    """glibc, or None where the C library has no such controls."""
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
+
+
+def _gpu_in_use() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())

@@ -1,0 +1,65 @@
+"""What a client may hold beside its loss terms, checked before any work and described in words."""
+
+from __future__ import annotations
+
+import inspect
+
+from oneflare.config import Experiment, ObjectiveConfig
+from oneflare.errors import ConfigError
+from oneflare.objective import BANKS, Proximal
+
+FIXED = ("etf", "random", "packing")
+"""anchors that a classifier can be frozen to: directions that do not move"""
+
+
+def complete_objective(objective: ObjectiveConfig) -> ObjectiveConfig:
+    """With every option of the bank checked and written out."""
+    if objective.bank is None:
+        return objective
+    return objective.model_copy(update={"bank": BANKS.complete(objective.bank, "objective.bank")})
+
+
+def check_systems(experiment: Experiment) -> None:
+    objective = experiment.objective
+    if objective.systems and not experiment.trains:
+        raise ConfigError("objective: bank, proximal and frozen prototypes belong to a network; give a term a weight")
+    if objective.bank is not None and objective.bank["name"] == "memory" and not objective.terms.get("supcon"):
+        raise ConfigError("objective.bank=memory gives supcon more pairs; give objective.terms.supcon a weight")
+    if objective.public_bank and experiment.data.public is None:
+        raise ConfigError("objective.bank=public needs images that nobody owns; set data.public=NUMBER")
+    if objective.alignment_epochs is not None:
+        if not objective.public_bank:
+            raise ConfigError("objective.alignment_epochs contrasts with the public bank; set objective.bank=public")
+        if objective.alignment_epochs > experiment.train.epochs:
+            raise ConfigError(
+                f"objective.alignment_epochs={objective.alignment_epochs} is more than the {experiment.train.epochs} "
+                "epochs there are; lower it or raise train.epochs"
+            )
+    if objective.freeze_prototypes:
+        if experiment.anchors["name"] not in FIXED:
+            raise ConfigError(
+                f"objective.freeze_prototypes needs directions to stay at, not anchors={experiment.anchors['name']}; "
+                f"set anchors={FIXED[0]}"
+            )
+        if experiment.controller["name"] != "none":
+            raise ConfigError(
+                f"objective.freeze_prototypes leaves controller={experiment.controller['name']} nothing to pull; "
+                "set controller=none"
+            )
+
+
+def describe_systems(objective: ObjectiveConfig) -> dict[str, str]:
+    """Name and equation of everything a client holds beside its terms."""
+    found: dict[str, str] = {}
+    if objective.bank is not None:
+        found[f"bank {objective.bank['name']}"] = BANKS[objective.bank["name"]].document
+    if objective.alignment_epochs is not None:
+        found["two stages"] = (
+            f"the first {objective.alignment_epochs} epoch(s) minimise L_bank alone, without anchors; the others the "
+            "local loss, without the bank"
+        )
+    if objective.proximal is not None:
+        found[f"proximal {objective.proximal:g}"] = inspect.getdoc(Proximal) or ""
+    if objective.freeze_prototypes:
+        found["frozen prototypes"] = "P = A from the start to the end: nobody trains the classifier"
+    return found

@@ -1,0 +1,337 @@
+"""The fusion bench: one set of uploads, every way to make one model of them, what each gives and costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oneflare.config import Experiment
+from oneflare.engine.measure import measure
+from oneflare.errors import ConfigError, OneFlareError, RunError
+from oneflare.evidence import EVIDENCE
+from oneflare.federation import Federation, Observer, RunFiles
+from oneflare.files import digest_of, exclusive, read_json, write_json
+from oneflare.fusion import (
+    FUSIONS,
+    GlobalModel,
+    MemberModel,
+    UploadSet,
+    build_fusion,
+    check_needs,
+    load_model,
+    logits_of_all,
+)
+from oneflare.membership import Membership
+from oneflare.metrics import diagnose, score
+from oneflare.nn.hardware import one_thread
+from oneflare.stages import open_run, read_experiment
+from oneflare.study.compare import FILE, read_comparison
+
+STAMP = "measured"
+"""in metrics.json: of which uploads and options the costs are"""
+FIGURES = (
+    "accuracy", "balanced_accuracy", "worst_class", "calibration_error", "parameters", "forward_passes",
+    "fuse_seconds", "peak_memory_bytes", "needed_bytes",
+)  # fmt: skip
+
+DIAGNOSTICS = {
+    "nc1": "spread within classes against spread between them; 0 at collapse",
+    "nc2": "distance of the class means' cosines from a simplex; 0 at collapse",
+    "cka": "mean linear CKA between two clients' features",
+    "proto_cosine_per_class": "mean cosine between two clients' prototypes of a class",
+    "etf_distance": "of the mean prototypes' Gram matrix from a simplex ETF's",
+    "g_protos_std": "std of all entries of the mean prototype: a scale",
+    "inter_client_proto_std": "std of prototypes over clients, averaged",
+    "parameter_variance": "variance of encoder parameters over clients, averaged",
+    "client_entropy": "entropy of each client's classes, 1 where even",
+}
+
+
+@dataclass(frozen=True)
+class RunBench:
+    """All fusions of one run."""
+
+    folder: Path
+    experiment: Experiment
+    clients: tuple[int, ...]
+    fusions: dict[str, dict[str, Any]]
+    """name -> metrics"""
+    left_out: dict[str, str]
+    """name -> why"""
+    diagnostics: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"values": list(self.values), "mean": self.mean, "std": self.std}
+
+
+@dataclass(frozen=True)
+class BenchTable:
+    """Runs that differ in nothing but their seed; all fusions of a run share its uploads, so differences are paired."""
+
+    runs: tuple[RunBench, ...]
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        common = [name for name in self.runs[0].fusions if all(name in run.fusions for run in self.runs)]
+        object.__setattr__(self, "names", tuple(common))
+
+    @property
+    def first(self) -> str | None:
+        """the method's own fusion, unless others were named"""
+        return self.names[0] if self.names else None
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.runs[0].experiment
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        reasons: dict[str, str] = {}
+        for run in self.runs:
+            for name, reason in run.left_out.items():
+                reasons.setdefault(name, reason)
+        return reasons
+
+    def figure(self, name: str, key: str) -> Spread | None:
+        """None where a run could not measure it."""
+        values = [run.fusions[name].get(key) for run in self.runs]
+        return None if any(value is None for value in values) else Spread(tuple(float(value) for value in values))  # type: ignore[arg-type]
+
+    def difference(self, name: str) -> Spread:
+        """Accuracy minus the first fusion's, seed by seed."""
+        pairs = ((run.fusions[name]["accuracy"], run.fusions[self.names[0]]["accuracy"]) for run in self.runs)
+        return Spread(tuple(own - first for own, first in pairs))
+
+    def to_dict(self) -> dict[str, Any]:
+        fusions: dict[str, Any] = {}
+        for name in self.names:
+            figures = {key: self.figure(name, key) for key in FIGURES}
+            fusions[name] = {key: None if spread is None else spread.to_dict() for key, spread in figures.items()}
+            fusions[name]["paired_difference"] = self.difference(name).to_dict()
+        experiment = self.experiment
+        return {
+            "method": experiment.method,
+            "data": experiment.data.name,
+            "partition": experiment.partition.model_dump(mode="json"),
+            "seeds": [run.experiment.seed for run in self.runs],
+            "runs": [str(run.folder) for run in self.runs],
+            "clients": [list(run.clients) for run in self.runs],
+            "first": self.first,
+            "fusions": fusions,
+            "left_out": self.left_out,
+            "diagnostics": [run.diagnostics for run in self.runs],
+        }
+
+
+def bench_runs(
+    folders: Sequence[Path],
+    *,
+    names: Sequence[str] | None = None,
+    with_training: bool = False,
+    membership: Membership | None = None,
+    diagnostics: bool = False,
+    observer: Observer | None = None,
+) -> list[BenchTable]:
+    """One table for every group of runs that differ only in their seed. A comparison's folder stands for its runs."""
+    groups: dict[str, list[RunBench]] = {}
+    seen: set[tuple[str, int]] = set()
+    for folder in expand(folders):
+        experiment = read_experiment(folder)
+        group = experiment.model_copy(update={"seed": 0}).training_digest()
+        if (group, experiment.seed) in seen:
+            raise RunError(f"{folder}: a run with the same settings and seed was named before; name it once")
+        seen.add((group, experiment.seed))
+        run = bench_run(
+            folder,
+            names=names,
+            with_training=with_training,
+            membership=membership or Membership(),
+            diagnostics=diagnostics,
+            observer=observer,
+        )
+        groups.setdefault(group, []).append(run)
+    return [BenchTable(tuple(runs)) for runs in groups.values()]
+
+
+def expand(folders: Sequence[Path]) -> list[Path]:
+    """Run folders, those of a comparison in its order."""
+    found: list[Path] = []
+    for folder in folders:
+        if (folder / FILE).exists():
+            found += [result.folder for runs in read_comparison(folder).results.values() for result in runs]
+        else:
+            found.append(folder)
+    return found
+
+
+def bench_run(
+    folder: Path,
+    *,
+    names: Sequence[str] | None,
+    with_training: bool,
+    membership: Membership,
+    diagnostics: bool,
+    observer: Observer | None,
+) -> RunBench:
+    """Fuse the run's uploads in every way they can feed (or in those named), each measured in a process of its own.
+
+    What was measured before, of the same uploads with the same options, is read back.
+    """
+    observer = observer or Observer()
+    with exclusive(folder), one_thread():
+        federation, uploads = open_run(folder, observer)
+        uploads = membership.apply(uploads)
+        files = RunFiles(membership.folder(folder, uploads))
+        specs = _specs(federation.experiment, names)
+        found: dict[str, dict[str, Any]] = {}
+        left_out: dict[str, str] = {}
+        fresh: list[dict[str, Any]] = []
+        for spec in specs:
+            reason = _refusal(spec, uploads, with_training or names is not None)
+            if reason is not None and names is not None:
+                raise ConfigError(f"fusion {spec['name']} {reason}")
+            if reason is not None:
+                left_out[spec["name"]] = reason
+            elif _complete(files, spec, uploads):
+                found[spec["name"]] = read_json(files.metrics(spec["name"]))
+            else:
+                fresh.append(spec)
+        costs: dict[str, dict[str, Any]] = {}
+        for number, spec in enumerate(fresh, start=1):
+            observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
+            try:
+                costs[spec["name"]] = _fuse(spec, uploads, files)
+            except OneFlareError as error:
+                if names is not None:
+                    raise
+                left_out[spec["name"]] = str(error)
+        observer.stage(f"measuring {len(costs)} models")
+        found |= _evaluate(federation, uploads, files, costs)
+        geometry = _geometry(federation, uploads, files) if diagnostics else None
+        if not membership.unchanged:
+            write_json(
+                files.folder / "members.json",
+                {"clients": [u.client for u in uploads], "digests": [u.digest for u in uploads]},
+            )
+    ordered = {spec["name"]: found[spec["name"]] for spec in specs if spec["name"] in found}
+    clients = tuple(upload.client for upload in uploads)
+    return RunBench(files.folder, federation.experiment, clients, ordered, left_out, geometry)
+
+
+def _specs(experiment: Experiment, names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """The run's own fusions first, with its options; then all others with their defaults."""
+    own = {spec["name"]: spec for spec in experiment.fusions}
+    wanted = names if names is not None else list(dict.fromkeys([*own, *FUSIONS]))
+    return [FUSIONS.complete(own.get(name, {"name": name}), f"fusion {name}") for name in wanted]
+
+
+def _refusal(spec: Mapping[str, Any], uploads: UploadSet, with_training: bool) -> str | None:
+    """Why these uploads cannot or shall not be fused so."""
+    fusion = build_fusion(spec)
+    missing = sorted(fusion.needs - uploads.offered)
+    try:
+        check_needs([spec], uploads.offered, f"; train with {' '.join(map(_setting, missing))}")
+    except ConfigError as error:
+        return str(error).removeprefix(f"fusion {spec['name']} ")
+    if fusion.trains and not with_training:
+        return "trains a network on the server; add --with-training"
+    return None
+
+
+def _setting(need: str) -> str:
+    """What makes uploads offer it."""
+    return {
+        "counts": "upload.counts=exact",
+        "statistics": "analytic=random_conv",
+        "calibration": "train.holdout=0.1",
+        "public": "data.public=NUMBER",
+    }.get(need, f"upload.evidence={need}" if need in EVIDENCE else "a method that trains")
+
+
+def _stamp(spec: Mapping[str, Any], uploads: UploadSet) -> str:
+    return digest_of([dict(spec), [upload.digest for upload in uploads]])
+
+
+def _complete(files: RunFiles, spec: Mapping[str, Any], uploads: UploadSet) -> bool:
+    path = files.metrics(spec["name"])
+    return path.exists() and files.model(spec["name"]).exists() and read_json(path).get(STAMP) == _stamp(spec, uploads)
+
+
+def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
+    """Write the model; what that cost."""
+    fusion = build_fusion(spec)
+    path = files.model(spec["name"])
+    cost = measure(
+        lambda: fusion.fuse(uploads), lambda model: model.save(path, embed=False), rehearse=not fusion.trains
+    )
+    return {
+        "fuse_seconds": cost.seconds,
+        "peak_memory_bytes": cost.peak_memory_bytes,
+        "needed_bytes": sum(upload.needed_bytes(fusion.needs) for upload in uploads),
+        STAMP: _stamp(spec, uploads),
+    }
+
+
+def _evaluate(
+    federation: Federation, uploads: UploadSet, files: RunFiles, costs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Metrics of the models just written; those that ask every client's encoder share one pass of each."""
+    test = federation.dataset.test
+    members: dict[str, GlobalModel] = {}
+    logits, sizes = {}, {}
+    for name in costs:
+        model = load_model(files.model(name), federation.encoder)
+        sizes[name] = model.cost
+        if isinstance(model, MemberModel):
+            model.encoder = uploads.scratch
+            members[name] = model
+        else:
+            logits[name] = model.logits(test.images)
+    logits |= logits_of_all(members, test.images)
+    found = {}
+    for name, cost in costs.items():
+        metrics = score(logits[name], test.labels).to_dict() | {
+            "parameters": sizes[name].parameters,
+            "forward_passes": sizes[name].forward_passes,
+            **cost,
+        }
+        last = {"epoch": federation.experiment.epochs, "accuracy": metrics["accuracy"]}
+        path = files.metrics(name)
+        history = read_json(path).get("history", [])[:-1] if path.exists() else []
+        found[name] = metrics | {"history": [*history, last]}
+        write_json(path, found[name])
+    return found
+
+
+def _geometry(federation: Federation, uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
+    """Neural collapse, CKA, cosines and distances of these members; kept beside their fusions."""
+    if not federation.contract.deep:
+        raise RunError(f"{files.folder} has no trained networks to diagnose; use a method that trains")
+    if not files.diagnostics.exists():
+        test = federation.dataset.test
+        write_json(files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
+    content: dict[str, Any] = read_json(files.diagnostics)
+    return content
+
+
+def own_fusions(folders: Sequence[Path]) -> list[str]:
+    """The fusions that the first run lists itself."""
+    return [spec["name"] for spec in read_experiment(expand(folders)[0]).fusions]
