@@ -114,7 +114,7 @@ figure("fig-checkpoints", (canvas) => {
   const panel = story.panels[state.panel];
   const curves = chosen(panel.curves);
   canvas.shown = [story.panels.length > 1 ? panel.title : "", fusionWords()].filter(Boolean).join("; ");
-  if (!curves.some((curve) => curve.epochs.length > 1)) return "No checkpoints were kept (train.snapshots is 0).";
+  if (!curves.some((curve) => curve.epochs.length > 1)) return "There are no checkpoints: train.snapshots is 0, or the method does not train.";
   canvas.about = `Accuracy over epochs of ${curves.map(nameOf).join(", ")}`;
   canvas.keys = curves.map((curve) => ({ name: nameOf(curve), colour: colour(indexOf(curve)), mark: indexOf(curve) }));
   const area = { left: 40, right: canvas.width - 14, top: 28, bottom: 272 };
