@@ -13,8 +13,8 @@ demo: $(STAMP)
 test: lint types imports unit
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 
 types: $(STAMP)
 	$(BIN)/mypy

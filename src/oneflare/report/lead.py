@@ -78,8 +78,8 @@ def of_study(
     best = [max(panel.main, key=lambda row: row.mean).label for panel in panels if panel.main]
     wins = {label: best.count(label) for label in dict.fromkeys(best)}
     ranked = sorted(wins, key=lambda label: -wins[label])
-    leads = [f"{label} at {wins[label]}" for label in ranked]
-    return [*sentences, f"The best mean belongs to {listed(leads)} of {len(best)} settings."]
+    places = [f"{label} at {wins[label]}" for label in ranked]
+    return [*sentences, f"The best mean belongs to {listed(places)} of {len(best)} settings."]
 
 
 def tally(verdicts: Sequence[Verdict]) -> str:
