@@ -39,7 +39,8 @@ RICH = {
     "fusions": ["count_prototypes"],
 }
 """uploads that hold everything a fusion may ask for"""
-QUICK = {"distill_public": {"steps": 2}, "distill_datafree": {"steps": 2}, "coboosting": {"steps": 2}}
+ROUND = {"rounds": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 4}
+QUICK = {"distill_public": {"steps": 1, "batch_size": 4}, "distill_datafree": ROUND, "coboosting": ROUND}
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,8 @@ def test_a_processor_that_dies_of_bfloat16_is_survived(fresh):
     fresh.setattr(hardware, "_time_step", die)
     assert hardware.bfloat16_speedup(CPU) == 0
     assert choose_precision("auto", CPU, 64) == torch.float32
+    with pytest.raises(ConfigError, match=r"cannot train in bfloat16; use train\.precision=float32"):
+        choose_precision("bfloat16", CPU, 64)
 
 
 def test_it_is_measured_once_per_machine(fresh, tmp_path):
@@ -52,7 +54,8 @@ def test_it_is_measured_once_per_machine(fresh, tmp_path):
     assert (tmp_path / "oneflare" / "bfloat16.json").exists()
 
 
-def test_explicit_precision_is_obeyed():
+def test_explicit_precision_is_obeyed(fresh):
+    fresh.setattr(hardware, "_time_step", lambda bfloat16: 2.0 if bfloat16 else 1.0)
     assert choose_precision("float32", CPU, 64) == torch.float32
     assert choose_precision("bfloat16", CPU, 8) == torch.bfloat16
 

@@ -91,6 +91,11 @@ class ClientFiles:
         except TypeError:
             raise RunError(f"{self.summary} has unknown fields; delete the folder {self.folder}") from None
 
+    def remove_checkpoint(self) -> None:
+        self.checkpoint.unlink(missing_ok=True)
+        if self.checkpoint.parent.is_dir():
+            self.checkpoint.parent.rmdir()
+
     def read_trace(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
 
@@ -292,7 +297,7 @@ def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module 
 def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
     experiment, contract = job.experiment, job.contract
     network = shared_start(experiment, contract, job.encoder)
-    public = None if job.bank is None else load_state(job.bank)["features"]
+    public = load_state(job.bank)["features"] if job.bank is not None and job.bank.exists() else None
     return LocalTraining(
         network,
         data,
@@ -314,6 +319,7 @@ def train_client(job: ClientJob, data: ClientData, observe: EpochObserver | None
     files = ClientFiles(job.folder)
     done = files.read_summary()
     if done is not None:
+        files.remove_checkpoint()
         return done
     if len(data) == 0:
         summary = ClientSummary(job.client, "empty", 0, 0, "owns no samples")
@@ -324,9 +330,7 @@ def train_client(job: ClientJob, data: ClientData, observe: EpochObserver | None
         except TrainingError as error:
             summary = ClientSummary(job.client, "failed", len(data), data.classes, str(error))
     write_json(files.summary, summary.to_dict())
-    files.checkpoint.unlink(missing_ok=True)
-    if files.checkpoint.parent.is_dir():
-        files.checkpoint.parent.rmdir()
+    files.remove_checkpoint()
     return summary
 
 

@@ -34,6 +34,8 @@ class ClientJob:
     encoder: nn.Module | None = None
     bank: Path | None = None
     """the teacher's features of the public images, where the objective has a public bank"""
+    secret: int | None = None
+    """seed of the noise on class counts; simulations use the experiment's, which the server knows"""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def send(
         client=job.client,
         counts=data.counts,
         epoch=epoch,
-        seed=job.experiment.seed,
+        seed=job.experiment.seed if job.secret is None else job.secret,
         counts_mode=upload.counts,
         counts_epsilon=upload.counts_epsilon,
         dtype=upload.dtype,

@@ -190,7 +190,7 @@ class Experiment(Section):
     upload: UploadConfig = UploadConfig()
     fusions: Components = ({"name": "feature_mean"},)
     seed: int = Field(0, ge=0)
-    engine: Literal["local"] = "local"
+    engine: Literal["local", "flower"] = "local"
     workers: int | None = Field(None, ge=1, description="worker processes; default: one per core")
 
     @field_validator("fusions")

@@ -19,7 +19,7 @@ from oneflare._version import __version__
 from oneflare.client import ClientFiles, ClientJob, ClientSummary, shared_start, snapshot_epochs
 from oneflare.cohort import cohorts, train_cohort
 from oneflare.config import Experiment
-from oneflare.data import ClientData, Dataset, Partition, split_clients
+from oneflare.data import ClientData, Dataset, ImageSpec, Partition, split_clients
 from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import ConfigError, RunError, UploadError
@@ -55,6 +55,9 @@ class Observer:
 
     def warn(self, text: str) -> None:
         """Something the user should know."""
+
+    def end(self, content: Mapping[str, Any]) -> None:
+        """The run is complete; `content` is what its `result.json` says."""
 
 
 class RunFiles:
@@ -117,7 +120,7 @@ class Federation:
             anchors=experiment.anchors,
             image=dataset.image,
             classes=dataset.classes,
-            statistics=_plan(experiment, dataset),
+            statistics=statistics_plan(experiment, dataset.image, dataset.flip),
             deep=experiment.trains,
             evidence=experiment.upload.evidence,
         )
@@ -152,10 +155,31 @@ class Federation:
         return ClientData.of(self.dataset.train.take(rows), len(self.dataset.classes))
 
     def train(self, observer: Observer) -> list[ClientSummary]:
-        """Every client on its own data; small ones share a batch of models."""
-        sizes, epochs = self.partition.sizes, self.experiment.epochs
-        train = self.experiment.train
+        """Every client on its own data, where the experiment's engine says."""
         self.teach(observer)
+        return self._train_on_flower(observer) if self.experiment.engine == "flower" else self._train_here(observer)
+
+    def _train_on_flower(self, observer: Observer) -> list[ClientSummary]:
+        """Every client as a node of Flower's simulation, alone."""
+        from oneflare.engine.flower import require_flower
+
+        require_flower(simulation=True)
+        from oneflare.engine.flower.simulation import train_on_flower
+
+        return train_on_flower(
+            [self.job(client) for client in range(len(self.partition.sizes))],
+            self.dataset.train,
+            self.partition.indices,
+            self.files.folder,
+            on_done=lambda summary: self._announce(summary, observer),
+            workers=self.workers,
+            gpu=self.on_gpu,
+        )
+
+    def _train_here(self, observer: Observer) -> list[ClientSummary]:
+        """In worker processes; small clients share a batch of models."""
+        sizes = self.partition.sizes
+        train = self.experiment.train
         more = train.thermostat or train.check_lr or train.holdout or self.contract.statistics is not None
         more = more or self.experiment.objective.systems
         alone = self.on_gpu or self.encoder is not None or more or not self.experiment.trains
@@ -175,15 +199,7 @@ class Federation:
         def done(group: list[int], summaries: list[ClientSummary]) -> None:
             del group
             for summary in summaries:
-                observer.client_done(summary, sizes[summary.client] * epochs)
-                if summary.status != "trained":
-                    observer.warn(f"client {summary.client} is left out: {summary.reason}")
-                elif summary.stable_lr is not None and summary.peak_lr > summary.stable_lr:
-                    observer.warn(
-                        f"client {summary.client}: the peak rate {summary.peak_lr:g} exceeds 2/L = "
-                        f"{summary.stable_lr:.2g} at the start, the largest stable rate of plain gradient descent; "
-                        "lower train.lr or add a warm-up"
-                    )
+                self._announce(summary, observer)
 
         results = map_tasks(work, groups, workers=self.workers, on_report=seen, on_result=done)
         return sorted((summary for group in results for summary in group), key=lambda summary: summary.client)
@@ -199,6 +215,17 @@ class Federation:
         features = teacher_features(self.experiment, self.contract, public, self.dataset.flip, self.encoder)
         save_state(self.files.bank, {"features": features})
 
+    def _announce(self, summary: ClientSummary, observer: Observer) -> None:
+        observer.client_done(summary, self.partition.sizes[summary.client] * self.experiment.epochs)
+        if summary.status != "trained":
+            observer.warn(f"client {summary.client} is left out: {summary.reason}")
+        elif summary.stable_lr is not None and summary.peak_lr > summary.stable_lr:
+            observer.warn(
+                f"client {summary.client}: the peak rate {summary.peak_lr:g} exceeds 2/L = "
+                f"{summary.stable_lr:.2g} at the start, the largest stable rate of plain gradient descent; "
+                "lower train.lr or add a warm-up"
+            )
+
     def job(self, client: int) -> ClientJob:
         folder = self.files.client(client).folder
         bank = self.files.bank if self.experiment.objective.public_bank else None
@@ -212,7 +239,10 @@ class Federation:
                 continue
             files = self.files.client(summary.client)
             try:
-                uploads.append(read_upload(files.upload if epoch is None else files.snapshot(epoch), self.contract))
+                upload = read_upload(files.upload if epoch is None else files.snapshot(epoch), self.contract)
+                if upload.client != summary.client:
+                    raise UploadError(f"{upload.path}: is the upload of client {upload.client}; send the right one")
+                uploads.append(upload)
             except UploadError as error:
                 observer.warn(f"client {summary.client} is left out: {error}")
         if not uploads:
@@ -246,6 +276,8 @@ class Federation:
         simulated = list(zip(epochs, outcomes[len(groups) : -1], strict=True))
         for spec in missing:
             name = spec["name"]
+            for remark in final[name].get("suspects", ()):
+                observer.warn(f"{name}: {remark}")
             history = [{"epoch": epoch, "accuracy": row[name]} for epoch, row in simulated if name in row]
             history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
             write_json(self.files.metrics(name), final[name] | {"history": history})
@@ -266,12 +298,14 @@ class Federation:
         teachers: dict[str, tuple[str, GlobalModel]] = {}
         seconds: dict[str, float] = {}
         notes: dict[str, dict[str, Any]] = {}
+        remarks: dict[str, tuple[str, ...]] = {}
         for spec in specs:
             name, fusion, workspace = spec["name"], build_fusion(spec), self._workspace(spec["name"], report)
             started = time.monotonic()
             models[name] = fusion.fuse_in(uploads, workspace)
             seconds[name] = workspace.seconds_before + time.monotonic() - started
             notes[name] = workspace.notes
+            remarks[name] = fusion.remarks
             if fusion.teacher is not None:
                 teachers[name] = fusion.teacher["name"], build_fusion(fusion.teacher).fuse(uploads)
         logits = logits_of_all(models, test.images)
@@ -285,6 +319,8 @@ class Federation:
             }
             if notes[name]:
                 outcome[name]["training"] = notes[name]
+            if remarks[name]:
+                outcome[name]["suspects"] = list(remarks[name])
         for name, (label, teacher) in teachers.items():
             kept = retention(logits[name], teacher.logits(test.images), test.labels, models[name].cost, teacher.cost)
             outcome[name]["teacher"] = {"name": label, **kept.to_dict()}
@@ -352,17 +388,17 @@ class Federation:
         }
 
 
-def _plan(experiment: Experiment, dataset: Dataset) -> Plan | None:
-    """What the statistics of this federation are."""
+def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> Plan | None:
+    """What the statistics of this federation are; mirror: whether a mirrored image keeps its label."""
     if experiment.analytic["name"] == "none":
         return None
-    flip = dataset.flip if experiment.augment.flip is None else experiment.augment.flip
+    flip = mirror if experiment.augment.flip is None else experiment.augment.flip
     spec = feature_map_spec(experiment.analytic, flip)
     upload = experiment.upload
     privacy = None
     if upload.statistics_epsilon is not None:
         privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
-    return Plan.of(spec, dataset.image.channels, dataset.image.size, upload.statistics_dtype, privacy)
+    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy)
 
 
 def peak_memory_bytes() -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +20,25 @@ if TYPE_CHECKING:
 
 STRUCTURE = "oneflare.structure"
 TEMPORARY_SUFFIX = ".partial"
+ORPHAN_SECONDS = 10.0
+"""how long the workers of a killed process are waited for"""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write to a temporary name in the same folder, flush to disk, then rename: a crash leaves old or new."""
+    try:
+        _write_whole(path, content)
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror or error}); make room or choose another folder, "
+            "then run the same command again"
+        ) from error
+
+
+def _write_whole(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
+    prefix = f".{path.name}.{os.getpid()}."
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=TEMPORARY_SUFFIX)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -35,6 +50,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             Path(temporary).unlink()
         raise
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY_SUFFIX}"):
+        if not _alive(leftover.name.removeprefix(f".{path.name}.").split(".")[0]):
+            leftover.unlink(missing_ok=True)
+
+
+def _alive(process: str) -> bool:
+    """Whether a process of this machine is still there; what is no number is not."""
+    if not process.isdecimal():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -120,19 +151,38 @@ def _unflatten(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold a folder for one process; the lock dies with its holder, so a stale one cannot block anybody."""
+    """Hold a folder for one process; the lock dies with its holder, so a stale one cannot block anybody.
+
+    A killed holder's worker processes may outlive it for a moment; they are waited for.
+    """
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written ({error.strerror}); choose another --out") from None
+    with file:
+        end = time.monotonic() + ORPHAN_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                if _alive(holder) or not holder.isdecimal() or time.monotonic() > end:
+                    raise InUseError(
+                        f"{folder} is in use by process {holder}; wait for it or choose another --out"
+                    ) from None
+                time.sleep(0.05)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
             file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise InUseError(f"{folder} is in use by process {holder}; wait for it or choose another --out") from None
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
+        except OSError as error:
+            raise RunError(
+                f"{folder} cannot be written ({error.strerror}); make room or choose another --out"
+            ) from None
         yield

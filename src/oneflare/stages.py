@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,7 @@ def run_experiment(
     """All stages; those whose files are complete are skipped."""
     observer = observer or Observer()
     files = RunFiles(folder)
-    with exclusive(folder):
-        remove_partial(folder)
+    with exclusive(folder), _tidy(folder):
         claim_folder(files, experiment)
         finished = _finished(files, experiment)
         if finished is not None:
@@ -151,7 +151,18 @@ def run_experiment(
             federation.fuse(experiment.fusions, uploads, observer)
         content = federation.result(summaries, uploads)
         write_json(files.result, content)
+        observer.end(content)
     return Result(folder, content)
+
+
+@contextlib.contextmanager
+def _tidy(folder: Path) -> Iterator[None]:
+    """Clears what killed writers left half-written: before, and after workers were stopped in the middle."""
+    remove_partial(folder)
+    try:
+        yield
+    finally:
+        remove_partial(folder)
 
 
 def open_run(folder: Path, observer: Observer) -> tuple[Federation, UploadSet]:
@@ -175,7 +186,7 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
     files = RunFiles(folder)
     read_experiment(folder)  # a folder that is no run is left as it is
     complete = [FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in specs]
-    with exclusive(folder), one_thread():
+    with exclusive(folder), _tidy(folder), one_thread():
         federation, uploads = open_run(folder, observer)
         check_needs(complete, uploads.offered, "; choose another fusion")
         federation.fuse(complete, uploads, observer)

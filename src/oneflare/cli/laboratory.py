@@ -87,7 +87,7 @@ def lambda_picture(
     """
     from oneflare.cli import show
     from oneflare.report import pictures
-    from oneflare.report.page import traces_of
+    from oneflare.report.details import traces_of
     from oneflare.stages import read_result
 
     pictures.check_format(out)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, doctor, fusing, laboratory, study
+from oneflare.cli import commands, doctor, federation, flower, fusing, laboratory, models, reporting, study
 from oneflare.errors import OneFlareError
 from oneflare.plugins import name_plugins
 
@@ -64,12 +64,20 @@ app.command("compare", rich_help_panel="Work")(commands.compare)
 app.command("fuse", rich_help_panel="Work")(fusing.fuse)
 app.command("study", rich_help_panel="Work")(study.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
-app.command("report", rich_help_panel="Look")(commands.report)
+app.command("report", rich_help_panel="Look")(reporting.report)
 app.command("methods", rich_help_panel="Look")(commands.methods)
 app.command("doctor", rich_help_panel="Look")(doctor.doctor)
 app.command("explain", rich_help_panel="Look")(laboratory.explain)
 app.command("schedule", rich_help_panel="Look")(laboratory.schedule)
 app.command("lambda", rich_help_panel="Look")(laboratory.lambda_picture)
+app.command("predict", rich_help_panel="Use a model")(models.predict)
+app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
+app.command("export", rich_help_panel="Use a model")(models.export)
+app.command("serve", rich_help_panel="Use a model")(models.serve)
+app.add_typer(federation.server, name="server", rich_help_panel="Federate")
+app.add_typer(federation.client, name="client", rich_help_panel="Federate")
+app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")
+app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
 
 
 class Terminated(BaseException):
@@ -97,6 +105,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def study(
     from oneflare.cli import show
     from oneflare.config import parse_overrides
     from oneflare.errors import ConfigError, RunError
+    from oneflare.report import write_study
     from oneflare.study.cells import make_plan
     from oneflare.study.declare import declared, find_declaration
     from oneflare.study.results import collect, write_results
@@ -85,12 +86,14 @@ def study(
     failed = [] if collect_only else _run(plans, runs, processes, quiet=quiet)
     contents = [collect(plan, runs) for plan in plans]
     paths = [write_results(content, out) for content in contents]
+    pages = [write_study(path, runs) for path in paths]
     if json:
         show.as_json(contents[0] if len(contents) == 1 else contents)
     elif not quiet:
-        for content, path in zip(contents, paths, strict=True):
+        for content, path, page in zip(contents, paths, pages, strict=True):
             show.study_results(content)
             show.line(f"results: {path}, {path.with_suffix('.md')}")
+            show.line(f"report: {page}")
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise RunError(f"{failed[0].cell} failed{more}: {failed[0].reason}")

@@ -58,6 +58,13 @@ def map_tasks(
     return _Pool(work, tasks, min(workers, len(tasks))).run(on_report, on_result)
 
 
+def run_apart(work: Callable[[Report], Result], on_report: Callable[[Any], None]) -> Result:
+    """Run one piece of work in a process of its own, which ends with this one, and report to `on_report` here."""
+    pool = _Pool(lambda _, report: work(report), [None], 1)
+    (result,) = pool.run(lambda _, message: on_report(message), _ignore)
+    return result  # type: ignore[no-any-return]
+
+
 @dataclass
 class _Worker:
     process: Any

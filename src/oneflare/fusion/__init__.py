@@ -14,6 +14,7 @@ from oneflare.fusion import (  # noqa: F401  (registers)
     moments,
     regmean,
     robust,
+    suspects,
     task_vectors,
     trainable,
 )

@@ -119,6 +119,8 @@ class Fusion(ABC):
     """whether it takes many optimisation steps, so that nobody starts it unasked"""
     teacher: Mapping[str, Any] | None = None
     """the fusion it learns from, if it learns from one"""
+    remarks: tuple[str, ...] = ()
+    """what the user should know about the last `fuse`: members it does not trust, and why"""
 
     @abstractmethod
     def fuse(self, uploads: UploadSet) -> GlobalModel: ...

@@ -77,7 +77,10 @@ class Bounded:
         self.dim, self.parameters = features.dim, features.parameters
 
     def __call__(self, images: Tensor) -> Tensor:
-        phi = self.features(images)
+        return self.shorten(self.features(images))
+
+    def shorten(self, phi: Tensor) -> Tensor:
+        """phi: `(n, D)`, overwritten"""
         phi -= phi.mean(1, keepdim=True)
         shortened: Tensor = phi * (self.bound / phi.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
         return shortened
@@ -172,6 +175,10 @@ class RandomConv:
                 part = torch.cat([part, part[-1:].expand(BATCH - number, -1, -1, -1)])
             result[start : start + number] = self._features(part)[:number]
         return result
+
+    def traced(self, images: Tensor) -> Tensor:
+        """The same features of floats in [0, 1] in one piece, for exporters; rounding may differ."""
+        return self._features(images * 255.0)
 
     def _features(self, x: Tensor) -> Tensor:
         """x: `(BATCH, c, h, w)` in grey levels 0 to 255"""

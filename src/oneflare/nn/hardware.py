@@ -43,6 +43,8 @@ def choose_precision(wanted: str, device: torch.device, image_size: int) -> torc
     if wanted == "auto":
         pays = image_size >= SMALLEST_BFLOAT16_IMAGE and bfloat16_speedup(device) >= WORTHWHILE
         return torch.bfloat16 if pays else torch.float32
+    if wanted == "bfloat16" and device.type == "cpu" and bfloat16_speedup(device) == 0:
+        raise ConfigError("train.precision: this processor cannot train in bfloat16; use train.precision=float32")
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32
 
 

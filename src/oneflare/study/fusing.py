@@ -24,8 +24,9 @@ from oneflare.fusion import (
     load_model,
     logits_of_all,
 )
+from oneflare.fusion.workspace import Workspace
 from oneflare.membership import Membership
-from oneflare.metrics import diagnose, score
+from oneflare.metrics import diagnose, retention, score
 from oneflare.nn.hardware import one_thread
 from oneflare.stages import open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
@@ -34,7 +35,7 @@ STAMP = "measured"
 """in metrics.json: of which uploads and options the costs are"""
 FIGURES = (
     "accuracy", "balanced_accuracy", "worst_class", "calibration_error", "parameters", "forward_passes",
-    "fuse_seconds", "peak_memory_bytes", "needed_bytes",
+    "fuse_seconds", "fuse_cpu_seconds", "peak_memory_bytes", "needed_bytes",
 )  # fmt: skip
 
 DIAGNOSTICS = {
@@ -224,7 +225,7 @@ def bench_run(
                     raise
                 left_out[spec["name"]] = str(error)
         observer.stage(f"measuring {len(costs)} models")
-        found |= _evaluate(federation, uploads, files, costs)
+        found |= _evaluate(federation, uploads, files, {spec["name"]: spec for spec in specs}, costs)
         geometry = _geometry(federation, uploads, files) if diagnostics else None
         if not membership.unchanged:
             write_json(
@@ -279,11 +280,16 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> dict[
     """Write the model; what that cost."""
     fusion = build_fusion(spec)
     path = files.model(spec["name"])
+    workspace = Workspace(files.fusion_checkpoint(spec["name"]))
     cost = measure(
-        lambda: fusion.fuse(uploads), lambda model: model.save(path, embed=False), rehearse=not fusion.trains
+        lambda: fusion.fuse_in(uploads, workspace),
+        lambda model: model.save(path, embed=False),
+        rehearse=not fusion.trains,
     )
+    workspace.discard()
     return {
         "fuse_seconds": cost.seconds,
+        "fuse_cpu_seconds": cost.cpu_seconds,
         "peak_memory_bytes": cost.peak_memory_bytes,
         "needed_bytes": sum(upload.needed_bytes(fusion.needs) for upload in uploads),
         STAMP: _stamp(spec, uploads),
@@ -291,7 +297,11 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> dict[
 
 
 def _evaluate(
-    federation: Federation, uploads: UploadSet, files: RunFiles, costs: Mapping[str, Mapping[str, Any]]
+    federation: Federation,
+    uploads: UploadSet,
+    files: RunFiles,
+    specs: Mapping[str, Mapping[str, Any]],
+    costs: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
     """Metrics of the models just written; those that ask every client's encoder share one pass of each."""
     test = federation.dataset.test
@@ -313,6 +323,11 @@ def _evaluate(
             "forward_passes": sizes[name].forward_passes,
             **cost,
         }
+        teacher = build_fusion(specs[name]).teacher
+        if teacher is not None:
+            master = build_fusion(teacher).fuse(uploads)
+            kept = retention(logits[name], master.logits(test.images), test.labels, sizes[name], master.cost)
+            metrics["teacher"] = {"name": teacher["name"], **kept.to_dict()}
         last = {"epoch": federation.experiment.epochs, "accuracy": metrics["accuracy"]}
         path = files.metrics(name)
         history = read_json(path).get("history", [])[:-1] if path.exists() else []

@@ -1,0 +1,1 @@
+"""The page that `oneflare serve` shows."""

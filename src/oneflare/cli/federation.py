@@ -1,0 +1,331 @@
+"""A real federation by file: what the coordinator types, what members type, and what is in an upload."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oneflare.cli.commands import Json, Overrides, Quiet
+
+if TYPE_CHECKING:
+    from oneflare.charter import Charter
+    from oneflare.signing import SigningKey
+
+OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
+server = typer.Typer(help="Coordinate a federation: its terms, its members, its model.", **OPTIONS)
+client = typer.Typer(help="Take part in a federation: a key, training on your own data, one upload.", **OPTIONS)
+upload = typer.Typer(help="Look into uploads.", **OPTIONS)
+
+Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
+ImageColumn = Annotated[str | None, typer.Option("--image-column", help="Of a parquet file; default: image or img.")]
+LabelColumn = Annotated[str | None, typer.Option("--label-column", help="Of a parquet file; default: label.")]
+
+
+@server.command("init")
+def init(
+    folder: Folder,
+    overrides: Overrides = None,
+    classes: Annotated[
+        str,
+        typer.Option(
+            "--classes",
+            help="Names with commas between, a text file with a name per line, or a folder with one folder per class.",
+        ),
+    ] = "",
+    image_size: Annotated[int, typer.Option("--image-size", help="Side to which images are brought, 8 to 64.")] = 32,
+    channels: Annotated[int, typer.Option("--channels", help="1 for grey, 3 for colour.")] = 3,
+    mirror: Annotated[bool, typer.Option("--mirror", help="A mirrored image keeps its class.")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="Of the federation; default: the folder's.")] = None,
+    member: Annotated[
+        list[str] | None,
+        typer.Option("--member", help="NAME or NAME=KEY (a public key or its file); repeat. None: anybody may send."),
+    ] = None,
+    deadline: Annotated[str | None, typer.Option("--deadline", help="Such as 2027-01-31; UTC unless it says.")] = None,
+    use: Annotated[str, typer.Option("--use", help="What the model is for; goes to its card.")] = "",
+    limits: Annotated[str, typer.Option("--limits", help="What it is not for; goes to its card.")] = "",
+    json: Json = False,
+) -> None:
+    """Write federation.yaml, the terms every member trains under, and say what to send.
+
+    [bold]Examples[/bold]
+
+      oneflare server init lungs --classes normal,pneumonia,covid --image-size 64 --channels 1
+
+      oneflare server init digits --classes 0,1,2,3 --image-size 8 --channels 1 --member north=north.pub epochs=20
+    """
+    from oneflare.charter import FILE, new_charter, short
+    from oneflare.cli import show
+    from oneflare.config import parse_overrides
+    from oneflare.errors import ConfigError
+    from oneflare.member import upload_size
+
+    path = folder / FILE
+    if path.exists():
+        raise ConfigError(f"{path} exists; its members rely on it, so start another federation in another folder")
+    charter = new_charter(
+        name or folder.resolve().name,
+        parse_overrides(overrides or []),
+        classes=_class_names(classes),
+        image={"size": image_size, "channels": channels, "mirror": mirror},
+        deadline=deadline,
+        use=use,
+        limits=limits,
+        members=dict(_member(text) for text in member or []),
+    )
+    charter.write(path)
+    size = upload_size(charter)
+    if json:
+        show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size})
+        return
+    until = f" until {charter.deadline:%Y-%m-%d %H:%M %Z}" if charter.deadline else ""
+    show.line(f"wrote {path}: {len(charter.classes)} classes, method {charter.terms.method}")
+    show.line(f"fingerprint {short(charter.fingerprint)}: read it to members by another road than the file")
+    show.line(f"\nSend {path} to every member, and nothing else. A member runs:")
+    show.line("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
+    show.line("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
+    show.line(f"and returns NAME.safetensors (about {_size(size)}){until}, by any road. You run:")
+    show.line(f"  oneflare server admit {folder} NAME NAME.pub          # for each key that arrives")
+    show.line(f"  oneflare server fuse {folder} --uploads FOLDER")
+    if not charter.members:
+        show.line("No member is named yet: until one is, anybody's upload counts.")
+
+
+@server.command("admit")
+def admit(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The member.")],
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="Public key, or its file; none: need not sign.")
+    ] = None,
+) -> None:
+    """Admit a member, or replace its key; uploads that were made before stay valid if that key signed them.
+
+    [bold]Example[/bold]
+
+      oneflare server admit federation north north.pub
+    """
+    from oneflare.charter import FILE, read_charter, revised
+    from oneflare.cli import show
+    from oneflare.signing import check_name, public_key_of
+
+    charter = read_charter(folder)
+    members = dict(charter.members) | {check_name(name): None if key is None else public_key_of(key)}
+    changed = revised(charter, members=members)
+    changed.write(folder / FILE)
+    how = "without a key: whoever uses this name is believed" if key is None else f"with key {members[name]}"
+    show.line(f"admitted {name} {how}; members: {', '.join(changed.members)}")
+
+
+@server.command("fuse")
+def fuse(
+    folder: Folder,
+    uploads: Annotated[
+        Path | None, typer.Option("--uploads", help="Folder with the uploads; default: those of the last fusion.")
+    ] = None,
+    add: Annotated[list[Path] | None, typer.Option("--add", help="One more upload, even if late; repeat.")] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", help="Leave this member out from now on; repeat.")
+    ] = None,
+    late: Annotated[bool, typer.Option("--late", help="Take uploads that were made after the deadline.")] = False,
+    test: Annotated[
+        Path | None, typer.Option("--test", help="Class folder or parquet of your own to measure the model on.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Verify uploads, say who is in, missing or refused and why, and make one model with its card and report.
+
+    Works with any non-empty part of the members. Joining and leaving later give exactly what a fresh fusion gives.
+
+    [bold]Examples[/bold]
+
+      oneflare server fuse federation --uploads inbox --test held-out
+
+      oneflare server fuse federation --add late/east.safetensors
+
+      oneflare server fuse federation --remove north
+    """
+    from oneflare.charter import read_charter
+    from oneflare.cli import show
+    from oneflare.cli.show_federation import fused_federation
+    from oneflare.coordinator import fuse_federation
+    from oneflare.data.local import read_local
+    from oneflare.report.federation import write_card, write_federation_page
+
+    charter = read_charter(folder)
+    held_out = None if test is None else read_local(test, charter.classes, charter.image.spec()).split
+    fused = fuse_federation(
+        folder,
+        uploads=uploads,
+        add=add or (),
+        remove=remove or (),
+        late=late,
+        test=held_out,
+        say=None if quiet else show.note,
+    )
+    write_card(fused)
+    write_federation_page(fused)
+    if json:
+        show.as_json(fused.content)
+    elif not quiet:
+        fused_federation(fused)
+
+
+@client.command("keygen")
+def keygen(
+    name: Annotated[str, typer.Option("--name", help="Your name in the federation; also the files' name.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for both files.")] = Path(),
+) -> None:
+    """Make an Ed25519 key pair: NAME.key stays with you, NAME.pub goes to the coordinator.
+
+    [bold]Example[/bold]
+
+      oneflare client keygen --name north
+    """
+    from oneflare.cli import show
+    from oneflare.signing import check_name, generate
+
+    private, public = (out / f"{check_name(name)}.{ending}" for ending in ("key", "pub"))
+    key = generate(private, public)
+    show.line(f"{private}: your private key. Keep it, copy it to nobody; only you can read the file.")
+    show.line(f"{public}: send this to the coordinator: {key.public}")
+
+
+@client.command("train")
+def train(
+    charter_file: Annotated[Path, typer.Argument(metavar="FEDERATION.YAML", help="From the coordinator, unchanged.")],
+    data: Annotated[
+        Path, typer.Option("--data", "-d", help="Folder with one folder per class, or parquet (image, label).")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The one file to send.")] = Path("upload.safetensors"),
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Your name; default: the member your key belongs to, else a random one."),
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Private key to sign with.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the data, estimate time and size, stop.")] = False,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check your data against the terms, train on them alone, write the one file, say what is in it.
+
+    Nothing is sent anywhere. The same command again resumes from the last checkpoint, or says that it is complete.
+
+    [bold]Examples[/bold]
+
+      oneflare client train federation.yaml --data images --dry-run
+
+      oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
+    """
+    from oneflare.charter import read_charter, short
+    from oneflare.cli import show
+    from oneflare.cli.show_federation import announce, disclosure, member_progress
+    from oneflare.disclosure import disclose
+    from oneflare.errors import ConfigError
+    from oneflare.member import estimate, make_upload, member_data
+    from oneflare.signing import read_key
+
+    if out.suffix != ".safetensors":
+        raise ConfigError(f"--out {out}: an upload's name ends in .safetensors")
+    charter = read_charter(charter_file)
+    signing = None if key is None else read_key(key)
+    member = _who(charter, name, signing, out, must_sign=not dry_run)
+    found, notes = member_data(charter, data, image_column=image_column, label_column=label_column)
+    if not quiet:
+        announce(charter, member, found, notes)
+    if dry_run:
+        guess = estimate(charter, found)
+        if json:
+            show.as_json({"samples": len(found), "seconds": guess.seconds, "upload_bytes": guess.upload_bytes})
+        else:
+            show.line(
+                f"dry run: about {show.duration(guess.seconds)} of training on one core, "
+                f"an upload of {_size(guess.upload_bytes)}; nothing was written"
+            )
+        return
+    with member_progress(charter, enabled=not quiet) as observe:
+        made = make_upload(charter, found, out, member=member, key=signing, observe=observe)
+    content = disclose(out)
+    if json:
+        show.as_json(content.to_dict() | {"fingerprint": charter.fingerprint, "summary": made.summary.to_dict()})
+    elif not quiet:
+        disclosure(content)
+        state = "complete before, nothing to do" if made.complete_before else f"{made.summary.train_seconds:.1f} s"
+        show.line(f"trained ({state}). Send {out} to the coordinator of {charter.name}, by any road; nothing else.")
+        show.line(f"fingerprint of the terms: {short(charter.fingerprint)}; compare it with the coordinator's")
+        if signing is None:
+            show.line("not signed: the coordinator cannot tell who made it; --key signs it")
+
+
+@upload.command("show")
+def show_upload(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An upload.")],
+    json: Json = False,
+) -> None:
+    """Say what is in an upload, how large each part is, and what it reveals about the data.
+
+    [bold]Example[/bold]
+
+      oneflare upload show north.safetensors
+    """
+    from oneflare.cli import show
+    from oneflare.cli.show_federation import disclosure
+    from oneflare.disclosure import disclose
+
+    content = disclose(file)
+    if json:
+        show.as_json(content.to_dict())
+    else:
+        disclosure(content)
+
+
+def _class_names(text: str) -> list[str]:
+    from oneflare.errors import ConfigError
+
+    path = Path(text)
+    if not text:
+        raise ConfigError("--classes: name them, for example --classes cat,dog, or give a file or folder with them")
+    if path.is_dir():
+        return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if path.is_file():
+        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _member(text: str) -> tuple[str, str | None]:
+    from oneflare.signing import public_key_of
+
+    name, separator, key = text.partition("=")
+    return name, public_key_of(key) if separator else None
+
+
+def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *, must_sign: bool) -> str:
+    """The member's name: given, or by its key, or the one its earlier training here has, or a random one."""
+    from oneflare.errors import ConfigError
+    from oneflare.member import claimed_member, work_folder
+    from oneflare.signing import check_name
+
+    owner = None if key is None else charter.member_of(key.public)
+    name = name or owner
+    if name is None and charter.members:
+        raise ConfigError(f"--name: say who you are; members of {charter.name}: {', '.join(charter.members)}")
+    name = check_name(name or claimed_member(work_folder(out)) or f"member-{secrets.token_hex(4)}")
+    if owner is not None and owner != name:
+        raise ConfigError(f"the key belongs to {owner}, not to {name}; give {name}'s own")
+    wanted = charter.members.get(name)
+    if must_sign and wanted is not None and key is None:
+        raise ConfigError(f"{name}'s uploads must be signed; give --key with the private key of {wanted}")
+    if wanted is not None and key is not None and key.public != wanted:
+        raise ConfigError(f"the key is not {name}'s; give the private key of {wanted}")
+    return name
+
+
+def _size(number: float) -> str:
+    from oneflare.report.federation import size_text
+
+    return size_text(number)

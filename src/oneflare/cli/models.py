@@ -1,0 +1,200 @@
+"""What one does with a model: ask it, measure it, export it, serve it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oneflare.cli.commands import Json
+from oneflare.cli.federation import ImageColumn, LabelColumn
+
+if TYPE_CHECKING:
+    from oneflare.fusion import GlobalModel
+
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="model.safetensors, or the folder of a federation or run that has one.")
+]
+
+
+def predict(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files of any size, or folders.")],
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values with a header.")] = False,
+) -> None:
+    """Say what is on images: the top class and its probability.
+
+    An image that cannot be read is named; the others are still answered, and the exit code is 2.
+
+    [bold]Examples[/bold]
+
+      oneflare predict federation photo.png
+
+      oneflare predict federation/model.safetensors scans --csv > answers.csv
+    """
+    from oneflare.cli import show
+    from oneflare.errors import ConfigError, DataError
+    from oneflare.predicting import classify, image_files
+
+    if json and csv:
+        raise ConfigError("--json and --csv exclude each other")
+    loaded = _load(model)
+    rows = list(classify(loaded, image_files(images)))
+    if json:
+        show.as_json({"model": str(model), "predictions": rows})
+    elif csv:
+        _print_csv(rows)
+    else:
+        width = max(len(row["image"]) for row in rows)
+        for row in rows:
+            if "error" not in row:
+                show.line(f"{row['image']:<{width}}  {row['class']}  {100 * row['probability']:.1f} %")
+    damaged = [row for row in rows if "error" in row]
+    if damaged:
+        raise DataError(f"{len(damaged)} of {len(rows)} images could not be read; the first: {damaged[0]['error']}")
+
+
+def _print_csv(rows: list[dict[str, Any]]) -> None:
+    import csv
+    import sys
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["image", "class", "probability", "error"])
+    for row in rows:
+        probability = row.get("probability")
+        shown = "" if probability is None else f"{probability:.6f}"
+        writer.writerow([row["image"], row.get("class", ""), shown, row.get("error", "")])
+
+
+def evaluate(
+    model: Model,
+    data: Annotated[
+        Path, typer.Option("--data", "-d", help="Folder with one folder per class, or parquet (image, label).")
+    ],
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    json: Json = False,
+) -> None:
+    """Measure a model on labelled images: accuracy, balanced, class by class, calibration.
+
+    [bold]Example[/bold]
+
+      oneflare evaluate federation --data held-out
+    """
+    from oneflare.cli import show
+    from oneflare.data.local import class_table, read_local
+    from oneflare.metrics import score
+
+    loaded = _load(model)
+    task = loaded.task
+    local = read_local(data, task.classes, task.image, image_column=image_column, label_column=label_column)
+    scores = score(loaded.logits(local.split.images), local.split.labels)
+    counts = class_table(local.split.labels, task.classes)
+    if json:
+        show.as_json({"model": str(model), "data": str(data), "images": counts, **scores.to_dict()})
+        return
+    for note in local.notes:
+        show.note(f"note: {note}")
+    show.line(
+        f"{sum(counts.values())} images: accuracy {100 * scores.accuracy:.1f} %, balanced "
+        f"{100 * scores.balanced_accuracy:.1f} %, worst class {100 * scores.worst_class:.1f} %, "
+        f"calibration error {100 * scores.calibration_error:.1f} %"
+    )
+    width = max(len(name) for name in task.classes)
+    for (name, count), recall in zip(counts.items(), scores.per_class, strict=True):
+        show.line(f"  {name:<{width}}  " + (f"{100 * recall:5.1f} % of {count}" if recall is not None else "no image"))
+
+
+def export(
+    model: Model,
+    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    json: Json = False,
+) -> None:
+    """Write a model as one ONNX graph, if onnxruntime agrees with it to 1e-4.
+
+    Input `images` (n, channels, size, size), floats in [0, 1]; outputs `logits` and `probabilities` (n, classes).
+    Models that ask every member hold all their networks in the one graph.
+
+    [bold]Example[/bold]
+
+      oneflare export federation --onnx model.onnx
+    """
+    from oneflare.cli import show
+    from oneflare.fusion.export import INPUT, export_onnx
+
+    loaded = _load(model)
+    made = export_onnx(loaded, onnx)
+    if json:
+        show.as_json({"file": str(made.path), "bytes": made.size_bytes, "difference": made.difference})
+        return
+    image = loaded.task.image
+    show.line(
+        f"{made.path}: {made.size_bytes:,} bytes, {INPUT} (n, {image.channels}, {image.size}, {image.size}) in [0, 1]; "
+        f"probabilities agree with the model to {made.difference:.1g}"
+    )
+
+
+def serve(
+    model: Model,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0: any free one.")] = 8000,
+    max_bytes: Annotated[int, typer.Option("--max-bytes", min=1, help="Largest request.")] = 10_000_000,
+    max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Largest image.")] = 50_000_000,
+) -> None:
+    """Answer over HTTP: a page to drop an image on, POST /predict, GET /health, GET /metrics.
+
+    [bold]Examples[/bold]
+
+      oneflare serve federation
+
+      curl --data-binary @photo.png http://127.0.0.1:8000/predict
+    """
+    import signal
+    import socket
+    import sys
+
+    from oneflare.cli import show
+    from oneflare.errors import ConfigError
+
+    try:
+        import uvicorn
+
+        from oneflare.serving import LOOPBACK, Limits, build_app
+    except ImportError:
+        raise ConfigError("serve needs fastapi and uvicorn; pip install 'oneflare[serve]'") from None
+    loaded = _load(model)
+    local = host in ("127.0.0.1", "localhost", "::1")
+    app = build_app(loaded, Limits(max_bytes, max_pixels), LOOPBACK if local else ("*",))
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family[0], socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(family[4])
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
+        ) from None
+    shown = f"[{host}]" if ":" in host else host
+    if not local:
+        show.note("warning: whoever reaches this address may ask the model; there are no accounts")
+    show.line(f"serving {model} on http://{shown}:{listening.getsockname()[1]} (stop with Ctrl-C)")
+    sys.stdout.flush()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the server has its own handlers and hands the signal back at the end
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False)).run(sockets=[listening])
+
+
+def _load(path: Path) -> GlobalModel:
+    from oneflare.errors import RunError
+    from oneflare.fusion import load_model
+
+    if path.is_dir():
+        single = path / "model.safetensors"
+        found = [single] if single.exists() else sorted(path.glob("fusions/*/model.safetensors"))
+        if len(found) != 1:
+            names = ", ".join(str(file) for file in found) or "none here"
+            raise RunError(f"{path} is a folder with {len(found)} models; name the file ({names})")
+        path = found[0]
+    return load_model(path)

@@ -1,0 +1,133 @@
+"""What a federation by file prints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from oneflare.charter import short
+from oneflare.cli.show import console_for, line, note
+from oneflare.data.local import class_table
+from oneflare.errors import did_you_mean
+from oneflare.report.federation import size_text
+
+if TYPE_CHECKING:
+    from oneflare.charter import Charter
+    from oneflare.client import EpochObserver
+    from oneflare.coordinator import Fused
+    from oneflare.data import ClientData
+    from oneflare.disclosure import Disclosure
+
+MOST_CLASSES = 20
+LOG_LINES = 10
+COLOURS = {"in": "green", "superseded": "yellow", "late": "yellow", "removed": "yellow", "refused": "red"}
+
+
+def announce(charter: Charter, member: str, data: ClientData, notes: tuple[str, ...]) -> None:
+    """Before training: who, what, and whether the data fit."""
+    note(f"{charter.name} ({short(charter.fingerprint)}): you are {member}")
+    counts = [(name, count) for name, count in class_table(data.labels, charter.classes).items() if count]
+    shown = ", ".join(f"{name}: {count}" for name, count in counts[:MOST_CLASSES])
+    more = f", and {len(counts) - MOST_CLASSES} more" if len(counts) > MOST_CLASSES else ""
+    note(f"your data fit: {len(data)} images of {len(counts)} of {len(charter.classes)} classes ({shown}{more})")
+    for text in notes:
+        note(f"note: {text}")
+    if charter.members and member not in charter.members:
+        hint = did_you_mean(member, charter.members)
+        note(f"warning: the coordinator must admit {member} before its upload counts{hint}")
+    if charter.deadline is not None and datetime.now(UTC) > charter.deadline:
+        note(f"warning: the deadline {charter.deadline:%Y-%m-%d %H:%M %Z} has passed; ask whether it is still taken")
+
+
+@contextlib.contextmanager
+def member_progress(charter: Charter, *, enabled: bool) -> Iterator[EpochObserver | None]:
+    """A bar over the epochs on a terminal, a few lines in a log file."""
+    epochs, console = charter.terms.epochs, console_for(stderr=True)
+    if not enabled or not epochs:
+        yield None
+        return
+    if not console.is_terminal:
+        step = max(1, epochs // LOG_LINES)
+
+        def write(epoch: int, row: dict[str, float]) -> None:
+            if epoch % step == 0 or epoch == epochs:
+                note(f"epoch {epoch}/{epochs}: loss {row['local']:.3f}, own accuracy {100 * row['accuracy']:.1f} %")
+
+        yield write
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("training", total=epochs)
+
+        def advance(epoch: int, row: dict[str, float]) -> None:
+            text = f"epoch {epoch}/{epochs}, loss {row['local']:.3f}"
+            bar.update(task, completed=epoch, description=text)
+
+        yield advance
+
+
+def disclosure(content: Disclosure) -> None:
+    """Fields, bytes, what each reveals."""
+    console = console_for()
+    console.print(f"[bold]{escape(str(content.path))}[/bold]: {size_text(content.size_bytes)}")
+    signed = {"none": "not signed", "valid": f"signed with {content.key}", "not valid": "[red]BAD SIGNATURE[/red]"}
+    who = escape(str(content.member)) if content.member else "no name"
+    console.print(f"from {who}, for federation {escape(short(content.federation))}, {signed[content.signature]}")
+    table = Table()
+    for name in ("field", "bytes", "what it is", "what it reveals"):
+        table.add_column(name, justify="right" if name == "bytes" else "left", no_wrap=name in ("field", "bytes"))
+    for field in content.fields:
+        size = f"{field.size_bytes:,}" if field.size_bytes else "·"
+        table.add_row(field.name, size, escape(field.holds), escape(field.reveals))
+    console.print(table)
+
+
+def fused_federation(fused: Fused) -> None:
+    """Who is in, who is missing, who was refused and why; then the model."""
+    content, console = fused.content, console_for()
+    charter = fused.charter
+    console.print(f"[bold]{charter.name}[/bold] ({short(charter.fingerprint)}), {content['method']}")
+    table = Table()
+    for name in ("member", "verdict", "images", "made (UTC)", "signed", "why, or the file"):
+        table.add_column(name, justify="right" if name == "images" else "left")
+    samples = {member["digest"]: member["samples"] for member in content["members"]}
+    for verdict in sorted(content["verdicts"], key=lambda row: (row["status"] != "in", row["member"] or "")):
+        status = verdict["status"]
+        table.add_row(
+            escape(verdict["member"] or "unknown"),
+            f"[{COLOURS[status]}]{status}[/]",
+            str(samples.get(verdict["digest"], "")) if status == "in" else "",
+            escape((verdict["created"] or "")[:19]),
+            "yes" if verdict["signed"] else "no",
+            escape(verdict["file"] if status == "in" else f"{verdict['file']}: {verdict['reason']}"),
+        )
+    for name in content["missing"]:
+        table.add_row(name, "[red]missing[/red]", "", "", "", "sent nothing usable")
+    seen = {verdict["member"] for verdict in content["verdicts"]}
+    for name, when in content["removed"].items():
+        if name not in seen:
+            table.add_row(name, "[yellow]removed[/yellow]", "", "", "", f"on {when[:10]}")
+    console.print(table)
+    for name, row in content["fusions"].items():
+        scores = row["scores"]
+        measured = (
+            f"accuracy {100 * scores['accuracy']:.1f} %, worst class {100 * scores['worst_class']:.1f} % on "
+            f"{content['test_images']} test images"
+            if scores
+            else "not measured (--test FOLDER measures it)"
+        )
+        line(f"{name}: {measured}; {row['forward_passes']} passes, {row['parameters']:,} parameters")
+    files = fused.files
+    line(f"model: {files.model}, card: {files.card}, report: {files.report}")

@@ -1,0 +1,222 @@
+"""A whole deployment on this machine, for trials and tests: a SuperLink, SuperNodes, one `flwr run`.
+
+Every process gets a free port of the loopback interface, its own Flower home and its own log file, and is ended by its
+process group. On several machines the same commands are typed by hand: docs/flower.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from oneflare.engine.flower import QUIET, require_flower
+from oneflare.errors import RunError
+from oneflare.files import write_text
+from oneflare.flower_app.certificates import Certificates
+
+HOST = "127.0.0.1"
+CONNECTION = "here"
+START_SECONDS = 90.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _ignore(text: str) -> None:
+    del text
+
+
+@dataclass
+class Deployment:
+    """Use as a context: leaving it ends every process it started.
+
+    certificates: TLS, and SuperNodes must be registered before they may connect; None: neither.
+    """
+
+    folder: Path
+    certificates: Certificates | None = None
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    port: int = 0
+
+    def __enter__(self) -> Deployment:
+        require_flower()
+        self.port = free_port()
+        secure = self.certificates
+        trust = f'root-certificates = "{secure.authority.resolve()}"' if secure is not None else "insecure = true"
+        write_text(
+            self.folder / "flwr" / "config.toml",
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{HOST}:{self.port}"\n{trust}\n',
+        )
+        try:
+            self._start_superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_superlink(self) -> None:
+        words = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
+        words.append("--disable-runtime-dependency-installation")
+        if self.certificates is None:
+            words.append("--insecure")
+        else:
+            words += ["--ssl-ca-certfile", str(self.certificates.authority)]
+            words += ["--ssl-certfile", str(self.certificates.certificate), "--ssl-keyfile", str(self.certificates.key)]
+            words.append("--enable-supernode-auth")
+        self._start("superlink", words)
+        end = time.monotonic() + START_SECONDS
+        while not self._healthy():
+            if self.processes["superlink"].poll() is not None or time.monotonic() > end:
+                raise RunError(f"the SuperLink did not start; see {self.log('superlink')}")
+            time.sleep(0.2)
+
+    def _healthy(self) -> bool:
+        secure = self.certificates
+        context = None if secure is None else ssl.create_default_context(cafile=str(secure.authority))
+        scheme = "http" if secure is None else "https"
+        try:
+            with urllib.request.urlopen(f"{scheme}://{HOST}:{self.port}/health", timeout=2, context=context) as page:
+                return bool(page.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def start_node(self, name: str, config: Mapping[str, Any], *, register: bool = True) -> None:
+        """A SuperNode with its `--node-config`; under authentication its public key is registered first."""
+        words = ["flower-supernode", "--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())]
+        words += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())]
+        if self.certificates is None:
+            words.append("--insecure")
+        else:
+            if register:
+                self.flwr("supernode", "register", str(self.certificates.node_public(name)), CONNECTION)
+            words += ["--root-certificates", str(self.certificates.authority)]
+            words += ["--auth-supernode-private-key", str(self.certificates.node(name))]
+        self._start(name, words)
+
+    def run(self, app: Path, config: Mapping[str, Any], timeout: float, say: Callable[[str], None] = _ignore) -> str:
+        """`flwr run`: start the round, pass its log on, and return how it ended ("finished:completed" is a success)."""
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        started = json.loads(self.flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", words))
+        if not started.get("success"):
+            raise RunError(f"flwr run was refused: {started.get('error-message', started)}")
+        number = str(started["run-id"])
+        end = time.monotonic() + timeout
+        self._follow(number, timeout, say)
+        while not (status := self._status(number)).startswith("finished"):
+            if time.monotonic() > end:
+                raise RunError(f"the round did not end within {timeout:g} s (status {status}); see {self.folder}")
+            time.sleep(2)
+        return status
+
+    def _status(self, number: str) -> str:
+        listing = json.loads(self.flwr("list", CONNECTION, "--format", "json"))
+        return next(str(run["status"]) for run in listing["runs"] if str(run["run-id"]) == number)
+
+    def _follow(self, number: str, timeout: float, say: Callable[[str], None]) -> None:
+        """Pass on the lines of `flwr log` until the round ends or the time is up."""
+        process = subprocess.Popen(
+            [_program("flwr"), "log", number, CONNECTION, "--stream"],
+            env=self._environment("flwr"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        timer = threading.Timer(timeout, lambda: _end(process, signal.SIGKILL))
+        timer.start()
+        try:
+            assert process.stdout is not None
+            with process.stdout as lines:
+                for line in lines:
+                    say(_COLOUR.sub("", line.decode(errors="replace")).rstrip())
+        finally:
+            timer.cancel()
+            _end(process, signal.SIGTERM)
+
+    def flwr(self, *words: str) -> str:
+        outcome = subprocess.run(
+            [_program("flwr"), *words], env=self._environment("flwr"), capture_output=True, text=True, timeout=180
+        )
+        if outcome.returncode != 0:
+            text = (outcome.stdout + outcome.stderr).strip()
+            raise RunError(f"flwr {' '.join(words[:2])} failed: {' '.join(text.split())[-300:]}")
+        return outcome.stdout
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def kill(self, name: str) -> None:
+        """End a process and its children at once, as a power failure would."""
+        _end(self.processes.pop(name), signal.SIGKILL)
+
+    def close(self) -> None:
+        """Nodes first, all at once, so that none looks for a SuperLink that has gone."""
+        nodes = [self.processes.pop(name) for name in list(self.processes) if name != "superlink"]
+        for process in nodes:
+            _signal(process, signal.SIGTERM)
+        for process in [*nodes, *(self.processes.pop(name) for name in list(self.processes))]:
+            _end(process, signal.SIGTERM)
+
+    def _start(self, name: str, words: Sequence[str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [_program(words[0]), *words[1:]],
+                env=self._environment(name),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _environment(self, name: str) -> dict[str, str]:
+        home = self.folder / name if name == "flwr" else self.folder / f"{name}.home"
+        threads = {"OMP_NUM_THREADS": "1"}
+        programs = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        return os.environ | QUIET | threads | programs | {"FLWR_HOME": str(home.resolve())}
+
+
+def _program(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To the whole process group, which is ours: we made its leader."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal, insist after some seconds, and take along children that outlived their parent."""
+    if process.poll() is None:
+        _signal(process, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    _signal(process, signal.SIGKILL)
+    process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,208 @@
+"""Fusions for members that cannot all be trusted: who disagrees with the rest is found without any data.
+
+Honest members share their start and their anchors, so their prototypes of a class point the same way, and their
+networks give related answers to images that show nothing (`oneflare.fusion.probes`) as far as they know the same
+classes. Somebody who lies about labels, signs, sizes or weights breaks at least one of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oneflare.errors import ConfigError
+from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.features import FeatureSum, counted_prototypes
+from oneflare.fusion.model import MemberModel
+from oneflare.fusion.probes import probe_features
+
+LEAST_MEMBERS = 3
+"""with fewer there is no majority that could be right"""
+PROTOTYPE_AGREEMENT = 0.5
+"""least mean cosine to the median prototypes, as a part of the members' median"""
+ANSWER_AGREEMENT = 1 / 3
+"""least agreement of answers, as a part of the members' median"""
+EVIDENCE = 0.4
+"""least overlap in classes with another member, on average, below which answers are not judged: members that know
+different classes answer differently without any lie"""
+LENGTH = 5.0
+"""prototypes may be so many times longer or shorter than the median member's"""
+STRETCH = 2.0
+"""those of members that stay are shortened to so many times the median member's length"""
+COUNT_CAP = 10.0
+"""a member may claim so many times the images of the median member"""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A member whose upload is well-formed and does not fit the others."""
+
+    client: int
+    reason: str
+    left_out: bool
+    """False: only its claim to many images is ignored"""
+
+    def __str__(self) -> str:
+        what = "is left out" if self.left_out else "counts as a member of median size"
+        return f"client {self.client} is suspect and {what}: {self.reason}"
+
+    def warning(self, name: str) -> str:
+        """For whoever decides about members."""
+        return f"{name} is suspect: {self.reason}; ask them, or fuse with --remove {name}"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well every member fits the others, `(N,)` each."""
+
+    prototypes: Tensor
+    """mean cosine to the median prototypes, in [-1, 1]"""
+    answers: Tensor
+    """correlation of the answers to probes with others', over classes that both know"""
+    evidence: Tensor
+    """mean overlap in classes with another member, in [0, 1]"""
+    length: Tensor
+    """mean prototype length over the median member's"""
+
+
+def unit_prototypes(prototypes: Tensor) -> Tensor:
+    return F.normalize(prototypes.float(), dim=2)
+
+
+def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None) -> Agreement:
+    """features `(N, probes, d)` of the same probes, prototypes `(N, C, d)`, counts `(N, C)` or None if withheld.
+
+    Answers of member i: l_ib = z_ib P_i^T, centred over probes. Members i and j are compared on class c with weight
+    sqrt(p_ic p_jc), where p are their class shares; the weights' sum is their overlap.
+    """
+    unit = unit_prototypes(prototypes)
+    centre = F.normalize(unit.median(0).values, dim=1)
+    lengths = prototypes.norm(dim=2).mean(1)
+    answers = torch.einsum("nbd,ncd->nbc", features, unit)
+    answers = answers - answers.mean(1, keepdim=True)
+    members, _, classes = answers.shape
+    shares = torch.full((members, classes), 1 / classes)
+    if counts is not None:
+        shares = (counts / counts.sum(1, keepdim=True).clamp(min=1e-12)).float()
+    root = shares.sqrt()
+    own = answers.square().sum(1)
+    common = torch.einsum("nc,mc,nbc,mbc->nm", root, root, answers, answers)
+    scale = torch.einsum("nc,mc,nc->nm", root, root, own)
+    correlation = common / (scale * scale.T).sqrt().clamp(min=1e-12)
+    evidence = (root @ root.T).fill_diagonal_(0)
+    total = evidence.sum(1)
+    return Agreement(
+        prototypes=(unit * centre).sum(2).mean(1),
+        answers=(evidence * correlation).sum(1) / total.clamp(min=1e-12),
+        evidence=total / max(members - 1, 1),
+        length=lengths / lengths.median().clamp(min=1e-12),
+    )
+
+
+def judge(clients: Sequence[int], features: Tensor, prototypes: Tensor, counts: Tensor | None) -> list[Suspect]:
+    """Who to leave out: one at a time, the worst first, never as many as half; the rest is judged anew."""
+    kept = list(range(len(clients)))
+    found: list[Suspect] = []
+    while len(kept) >= LEAST_MEMBERS and 2 * (len(found) + 1) < len(clients):
+        rows = torch.tensor(kept)
+        seen = agreement(features[rows], prototypes[rows], None if counts is None else counts[rows])
+        worst = _worst(seen)
+        if worst is None:
+            break
+        index, reason = worst
+        found.append(Suspect(clients[kept[index]], reason, left_out=True))
+        del kept[index]
+    return found
+
+
+def _worst(seen: Agreement) -> tuple[int, str] | None:
+    """The member that fits least, by its prototypes, then by its answers."""
+    median = float(seen.prototypes.median())
+    index = int(seen.prototypes.argmin())
+    value = float(seen.prototypes[index])
+    if median > 0 and value < PROTOTYPE_AGREEMENT * median:
+        return index, f"its prototypes agree with the others' by {value:.2f} where {median:.2f} is usual"
+    stretch = seen.length.clamp(min=1e-12).log().abs()
+    index = int(stretch.argmax())
+    if float(stretch[index]) > torch.tensor(LENGTH).log():
+        return index, f"its prototypes are {float(seen.length[index]):.2g} times as long as usual"
+    judged = seen.evidence >= EVIDENCE
+    if int(judged.sum()) < LEAST_MEMBERS:
+        return None
+    answers = torch.where(judged, seen.answers, torch.full_like(seen.answers, torch.inf))
+    median = float(seen.answers[judged].median())
+    index = int(answers.argmin())
+    value = float(answers[index])
+    if median > 0 and value < ANSWER_AGREEMENT * median:
+        return index, f"its answers agree with the others' by {value:.2f} where {median:.2f} is usual"
+    return None
+
+
+def capped(samples: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """Claims `(N,)` beyond `cap` times the median claim count as the median; also which ones were."""
+    median = samples.median()
+    excessive = (samples > cap * median) if len(samples) >= LEAST_MEMBERS else torch.zeros(len(samples)).bool()
+    return torch.where(excessive, median, samples), excessive
+
+
+def find_suspects(uploads: UploadSet, seed: int = 0, count_cap: float = COUNT_CAP) -> list[Suspect]:
+    """Members whose uploads do not fit the others', with the reason; nothing but uploads is looked at."""
+    samples = torch.tensor([float(upload.samples) for upload in uploads])
+    clients = [upload.client for upload in uploads]
+    _, excessive = capped(samples, count_cap)
+    found: list[Suspect] = []
+    if uploads.contract.deep and len(uploads) >= LEAST_MEMBERS:
+        counts = uploads.counts if all(upload.counts is not None for upload in uploads) else None
+        found = judge(clients, probe_features(uploads, seed), uploads.prototypes, counts)
+    left_out = {suspect.client for suspect in found}
+    for index in excessive.nonzero().flatten().tolist():
+        if clients[index] not in left_out:
+            times = float(samples[index] / samples.median())
+            reason = f"it claims {int(samples[index])} images, {times:.0f} times the median member's"
+            found.append(Suspect(clients[index], reason, left_out=False))
+    return found
+
+
+@FUSIONS.register("robust_prototypes")
+class RobustPrototypes(Fusion):
+    """count_prototypes without members that do not fit the others, with claims and lengths capped
+
+    Where everybody is honest, nothing is capped and the result is that of count_prototypes; where class counts were
+    withheld, prototypes are averaged plainly.
+    """
+
+    def __init__(self, *, count_cap: float = COUNT_CAP, seed: int = 0) -> None:
+        """count_cap: images that a member may claim, times the median member's; seed: of the probes"""
+        if not count_cap >= 1:
+            raise ConfigError(f"fusion robust_prototypes.count_cap: must be at least 1 (got {count_cap})")
+        self.count_cap = count_cap
+        self.seed = seed
+
+    def fuse(self, uploads: UploadSet) -> MemberModel:
+        suspects = find_suspects(uploads, self.seed, self.count_cap)
+        self.remarks = tuple(str(suspect) for suspect in suspects)
+        out = {suspect.client for suspect in suspects if suspect.left_out}
+        claimed = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
+        believed, _ = capped(claimed, self.count_cap)
+        trusted = torch.tensor([upload.client not in out for upload in uploads])
+        weights = believed * trusted
+        prototypes = shortened(uploads.prototypes)
+        if all(upload.counts is not None for upload in uploads):
+            counts = uploads.counts * (believed / claimed.clamp(min=1e-12) * trusted)[:, None]
+        else:
+            counts = trusted.double()[:, None].expand(-1, prototypes.shape[1])
+        kept = prototypes[trusted]
+        fused = F.normalize(counted_prototypes(kept, counts[trusted].double()), dim=1)
+        return uploads.members(FeatureSum((weights / weights.sum()).float(), kept.norm(dim=2).mean() * fused))
+
+
+def shortened(prototypes: Tensor) -> Tensor:
+    """`(N, C, d)` with no member's rows longer on average than `STRETCH` times the median member's"""
+    lengths = prototypes.norm(dim=2).mean(1)
+    factor = (STRETCH * lengths.median() / lengths.clamp(min=1e-12)).clamp(max=1)
+    result: Tensor = prototypes * factor[:, None, None]
+    return result

@@ -1,0 +1,195 @@
+"""The card and the page of a fused federation: who took part, with what, what the model is for and what it is not."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from oneflare.charter import Charter, short
+from oneflare.coordinator import Fused
+from oneflare.files import write_text
+from oneflare.report import figures
+
+FEW = 20
+"""a class with fewer images than this, over all members, is named in the limits"""
+
+
+def write_card(fused: Fused) -> Path:
+    write_text(fused.files.card, card(fused.charter, fused.content))
+    return fused.files.card
+
+
+def write_federation_page(fused: Fused) -> Path:
+    from jinja2 import Environment
+
+    source = resources.files("oneflare.report").joinpath("federation.html.j2").read_text()
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    content = fused.content
+    tables = [member["counts"] for member in content["members"]]
+    page = environment.from_string(source).render(
+        charter=fused.charter,
+        content=content,
+        fingerprint=short(fused.charter.fingerprint),
+        limits=limits(fused.charter, content),
+        figure=None if None in tables else _owners(tables, content["classes"]),
+        terms=fused.charter.to_yaml(),
+    )
+    write_text(fused.files.report, page)
+    return fused.files.report
+
+
+def _owners(table: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+    """Images per member and class, as SVG text."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "oneflare", "svg.fonttype": "none", "font.size": 9}):
+        figure = figures.client_class({"table": table, "classes": classes})
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
+    """What a user of the model must know, from the charter and from the uploads themselves."""
+    lines = [charter.limits.strip()] if charter.limits.strip() else []
+    tables = [member["counts"] for member in content["members"]]
+    if None not in tables:
+        noisy = " by the noised counts" if content["counts_mode"] == "noised" else ""
+        totals = dict(zip(charter.classes, map(sum, zip(*tables, strict=True)), strict=True))
+        unseen = [name for name, total in totals.items() if total == 0]
+        few = [name for name, total in totals.items() if 0 < total < FEW]
+        if unseen:
+            lines.append(f"No member has seen{noisy}: {_listed(unseen)}. Never trust the model on these classes.")
+        if few:
+            lines.append(f"Fewer than {FEW} images in all{noisy}: {_listed(few)}.")
+        lonely = [
+            name
+            for label, name in enumerate(charter.classes)
+            if len(tables) > 1 and sum(row[label] > 0 for row in tables) == 1
+        ]
+        if lonely:
+            lines.append(f"Known to one member only{noisy}: {_listed(lonely)}.")
+    else:
+        lines.append("Class counts were withheld: nobody can say which classes are rare.")
+    if content["missing"]:
+        lines.append(f"Admitted members that sent no usable upload: {_listed(content['missing'])}.")
+    if content["test_images"] is None:
+        lines.append("Its accuracy has not been measured here; `oneflare evaluate MODEL --data FOLDER` does.")
+    image = charter.image
+    kind = "grey" if image.channels == 1 else "colour"
+    lines.append(
+        f"Every image is brought to {image.size}x{image.size} {kind} and gets one of {len(charter.classes)} classes; "
+        "there is no answer 'none of these', and images unlike the members' get a confident but empty answer."
+    )
+    lines.append(_privacy(charter))
+    if not charter.members or None in charter.members.values():
+        lines.append("Not every upload had to be signed, so members are who they say they are, no more.")
+    return lines
+
+
+def _privacy(charter: Charter) -> str:
+    if charter.terms.trains:
+        return "Uploads are trained weights: they hold no image, but no formal privacy is promised for them."
+    epsilon = charter.terms.upload.statistics_epsilon
+    if epsilon is None:
+        return "Uploads are exact sums over images: they hold no image, but no formal privacy is promised for them."
+    delta = charter.terms.upload.statistics_delta
+    return f"Each upload is ({epsilon:g}, {delta:g})-differentially private for every image in it."
+
+
+def card(charter: Charter, content: dict[str, Any]) -> str:
+    """Markdown."""
+    own = content["fusions"][content["headline"]]
+    lines = [
+        f"# Model of the federation {charter.name}",
+        "",
+        f"Fused {content['fused'][:19]} UTC with OneFlare {content['oneflare']} from {len(content['members'])} "
+        f"upload{'s' if len(content['members']) > 1 else ''}. Terms: fingerprint {short(charter.fingerprint)}.",
+        "",
+        "## Expected use",
+        "",
+        _escaped(charter.use.strip()) or "Not stated. Ask the coordinator before using it.",
+        "",
+        f"Classes: {_listed([_escaped(name) for name in charter.classes])}.",
+        "",
+        "## Limits",
+        "",
+        *(f"- {_escaped(line)}" for line in limits(charter, content)),
+        "",
+        "## Members",
+        "",
+        "| member | images | upload | made (UTC) | signed |",
+        "|---|---:|---:|---|---|",
+    ]
+    volume = {"exact": "", "noised": " (noised)", "withheld": " (total only)"}[content["counts_mode"]]
+    for member in content["members"]:
+        lines.append(
+            f"| {member['name']} | {member['samples']}{volume} | {size_text(member['upload_bytes'])} "
+            f"| {member['created'][:19]} | {'yes' if member['signed'] else 'no'} |"
+        )
+    lines.append("")
+    for title, names in (("Missing", content["missing"]), ("Removed", list(content["removed"]))):
+        if names:
+            lines += [f"{title}: {_listed(names)}.", ""]
+    left_out = [verdict for verdict in content["verdicts"] if verdict["status"] in ("refused", "late")]
+    for verdict in left_out:
+        who = verdict["member"] or "unknown"
+        name = Path(verdict["file"]).name
+        lines.append(f"- left out: {_escaped(who)} ({_escaped(name)}): {_escaped(verdict['reason'])}")
+    if left_out:
+        lines.append("")
+    lines += [
+        "## Method",
+        "",
+        f"{content['method']} with encoder {_spec(content['encoder'])}, {charter.terms.epochs} epochs at each member, "
+        f"one upload each, fused by {content['headline']}: {own['parameters']:,} parameters, "
+        f"{own['forward_passes']} forward pass{'es' if own['forward_passes'] > 1 else ''} per image.",
+        "",
+        "## Measured",
+        "",
+    ]
+    if content["test_images"] is None:
+        lines.append("Nothing: the coordinator gave no test images.")
+    else:
+        lines += [
+            f"On {content['test_images']} test images of the coordinator:",
+            "",
+            "| fusion | accuracy % | balanced % | worst class % | calibration error % |",
+            "|---|---:|---:|---:|---:|",
+        ]
+        keys = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error")
+        for name, row in content["fusions"].items():
+            cells = " | ".join(f"{100 * row['scores'][key]:.1f}" for key in keys)
+            lines.append(f"| {name} | {cells} |")
+    lines += ["", f"Model file `{own['model']}`, SHA-256 `{own['sha256']}`.", ""]
+    return "\n".join(lines)
+
+
+def size_text(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:30])
+    return ", ".join(shown) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
+
+
+def _spec(spec: dict[str, Any]) -> str:
+    options = ", ".join(f"{key} {value}" for key, value in spec.items() if key != "name" and value is not None)
+    return f"{spec['name']} ({options})" if options else str(spec["name"])
+
+
+def _escaped(text: str) -> str:
+    """Text of others, harmless in Markdown."""
+    for mark in "\\`*_[]<>|#":
+        text = text.replace(mark, "\\" + mark)
+    return " ".join(text.split())

@@ -1,0 +1,152 @@
+"""Names and Ed25519 keys of members. A private key stays in a file only its owner may read; a public one is a line.
+
+What is signed is the upload's digest, which covers everything else in the upload, behind a fixed prefix, so that a
+signature made here means nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oneflare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PREFIX = "ed25519:"
+MESSAGE = b"oneflare upload "
+KEY_BYTES = 32
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigError(f"'{name!s:.80}' cannot be a name; use up to 64 letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _ed25519() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise ConfigError("signatures need the package cryptography; pip install 'oneflare[sign]'") from None
+    return ed25519
+
+
+class SigningKey:
+    """A member's private key."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+
+    @property
+    def public(self) -> str:
+        """`ed25519:` and 44 letters, as federation.yaml has it."""
+        return PREFIX + base64.b64encode(self._key.public_key().public_bytes_raw()).decode()
+
+    def sign(self, digest: str) -> str:
+        return base64.b64encode(self._key.sign(MESSAGE + digest.encode())).decode()
+
+
+def verify(public: str, signature: str, digest: str) -> bool:
+    """Whether the owner of `public` signed this digest."""
+    from cryptography.exceptions import InvalidSignature
+
+    key = _ed25519().Ed25519PublicKey.from_public_bytes(_key_bytes(public))
+    try:
+        key.verify(base64.b64decode(signature, validate=True), MESSAGE + digest.encode())
+    except (InvalidSignature, binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _key_bytes(public: str) -> bytes:
+    try:
+        content = base64.b64decode(public.removeprefix(PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        content = b""
+    if not public.startswith(PREFIX) or len(content) != KEY_BYTES:
+        raise ConfigError(f"'{public:.80}' is not a public key; it starts with {PREFIX} and `client keygen` prints it")
+    return content
+
+
+def check_public_key(public: str) -> str:
+    _key_bytes(public)
+    return public
+
+
+def public_key_of(text: str) -> str:
+    """A public key given as itself or as the file that `client keygen` wrote."""
+    if text.startswith(PREFIX):
+        return check_public_key(text)
+    try:
+        words = Path(text).read_text().split()
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(f"'{text}' is neither a public key ({PREFIX}...) nor a file with one") from None
+    if "PRIVATE" in words:
+        raise ConfigError(f"{text} is a private key; it stays with its member, who sends the file that ends in .pub")
+    return check_public_key(words[0] if words else "")
+
+
+def generate(private: Path, public: Path) -> SigningKey:
+    """Make a key pair and write both files; existing ones are never overwritten."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    for path in (private, public):
+        if path.exists():
+            raise ConfigError(f"{path} exists and is not overwritten; choose another name or folder")
+    raw = _ed25519().Ed25519PrivateKey.generate()
+    key = SigningKey(raw)
+    _create(private, raw.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    _create(public, f"{key.public}\n".encode(), 0o644)
+    return key
+
+
+def _create(path: Path, content: bytes, mode: int) -> None:
+    """A new file, whole or not at all, that is never readable by others in between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, it fails where the name is taken
+    except FileExistsError:
+        raise ConfigError(f"{path} exists and is not overwritten; choose another name or folder") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def read_key(path: Path) -> SigningKey:
+    """A private key that nobody but its owner may read."""
+    try:
+        mode = path.stat().st_mode
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the key {path}: {error.strerror}; `client keygen` makes one") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(f"{path} can be read by others, so its signature proves nothing; chmod 600 {path}")
+    ed25519 = _ed25519()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{path} is not a private key that `client keygen` made") from None
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise ConfigError(f"{path} is not an Ed25519 key; make one with `client keygen`")
+    return SigningKey(key)

@@ -1,0 +1,306 @@
+"""Members that mean harm and send well-formed uploads: what each fusion makes of them.
+
+An attack is a function from an honest member's network and counts to what it sends instead; the poisoned upload is
+written like any other, passes every check, and meets the honest uploads of the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oneflare.config import Experiment
+from oneflare.data import Dataset, load
+from oneflare.federation import Federation, Observer, RunFiles
+from oneflare.files import write_json, write_text
+from oneflare.fusion import UploadSet, build_fusion, logits_of_all
+from oneflare.fusion.suspects import find_suspects
+from oneflare.methods.resolve import resolve
+from oneflare.nn import PrototypeNetwork, initial_network
+from oneflare.nn.hardware import one_thread
+from oneflare.seeds import derive, numpy_generator
+from oneflare.stages import run_experiment
+from oneflare.upload import Contract, Upload, read_upload, write_upload
+
+SCALE = 100.0
+INFLATION = 1000
+NOBODY = "nobody"
+LABEL_FLIP = "label_flip"
+
+Poison = Callable[[PrototypeNetwork, Tensor, int], tuple[PrototypeNetwork, Tensor]]
+"""(network, counts, seed) -> what is sent instead"""
+
+
+@torch.no_grad()
+def sign_flip(network: PrototypeNetwork, counts: Tensor, seed: int) -> tuple[PrototypeNetwork, Tensor]:
+    """every weight and every prototype with the opposite sign"""
+    del seed
+    for parameter in network.parameters():
+        parameter.neg_()
+    return network, counts
+
+
+@torch.no_grad()
+def scaled(network: PrototypeNetwork, counts: Tensor, seed: int) -> tuple[PrototypeNetwork, Tensor]:
+    """prototypes a hundred times too long and in the wrong order, to win every average"""
+    del seed
+    network.prototypes.copy_(SCALE * network.prototypes.roll(1, 0))
+    return network, counts
+
+
+@torch.no_grad()
+def random(network: PrototypeNetwork, counts: Tensor, seed: int) -> tuple[PrototypeNetwork, Tensor]:
+    """Gaussian weights and prototypes of the size of the trained ones"""
+    generator = torch.Generator().manual_seed(derive(seed, "random attack"))
+    for parameter in network.parameters():
+        size = parameter.square().mean().sqrt()
+        parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
+    return network, counts
+
+
+@torch.no_grad()
+def constant(network: PrototypeNetwork, counts: Tensor, seed: int) -> tuple[PrototypeNetwork, Tensor]:
+    """every weight 0.01, every prototype the same"""
+    del seed
+    for parameter in network.parameters():
+        parameter.fill_(0.01)
+    network.prototypes.fill_(1.0)
+    return network, counts
+
+
+@torch.no_grad()
+def inflated_counts(network: PrototypeNetwork, counts: Tensor, seed: int) -> tuple[PrototypeNetwork, Tensor]:
+    """the honest network, but with a claim to a thousand times as many images, of every class"""
+    del seed
+    return network, torch.full_like(counts, INFLATION * int(counts.sum()))
+
+
+ATTACKS: dict[str, Poison] = {
+    attack.__name__: attack for attack in (sign_flip, scaled, random, constant, inflated_counts)
+}
+KINDS = (LABEL_FLIP, *ATTACKS)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The honest uploads of one run, and those of its attackers."""
+
+    honest: UploadSet
+    dataset: Dataset
+    contract: Contract
+    attackers: tuple[int, ...]
+    poisoned: Mapping[str, Mapping[int, Upload]]
+    """attack -> attacker -> what it sends"""
+
+    def uploads(self, attack: str) -> UploadSet:
+        """What the server receives under this attack."""
+        sent = self.poisoned.get(attack, {})
+        return dataclasses.replace(
+            self.honest, uploads=tuple(sent.get(upload.client, upload) for upload in self.honest.uploads)
+        )
+
+    def without_attackers(self) -> UploadSet:
+        """The best a server could do about attackers: know them and leave them out."""
+        kept = tuple(upload for upload in self.honest.uploads if upload.client not in self.attackers)
+        return dataclasses.replace(self.honest, uploads=kept)
+
+
+def choose_attackers(sizes: Sequence[int], number: int, seed: int) -> tuple[int, ...]:
+    """Any members that own something."""
+    owners = [client for client, size in enumerate(sizes) if size > 0]
+    return tuple(sorted(numpy_generator(seed, "attackers").choice(owners, number, replace=False).tolist()))
+
+
+def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: Observer | None = None) -> Scene:
+    """Train everybody, and the attackers once more on flipped labels; write what attackers send."""
+    observer = observer or Observer()
+    dataset = load(experiment.data)
+    run_experiment(experiment, folder / "honest", dataset=dataset, observer=observer)
+    federation = Federation.build(experiment, RunFiles(folder / "honest"), dataset, None, None)
+    contract, clients = federation.contract, experiment.partition.clients
+    who = choose_attackers(federation.partition.sizes, attackers, experiment.seed)
+    with one_thread():
+        summaries = [federation.files.client(client).read_summary() for client in range(clients)]
+        honest = federation.collect([summary for summary in summaries if summary is not None], observer)
+        classes = len(dataset.classes)
+        flipped = dataset.train._replace(labels=classes - 1 - dataset.train.labels)
+        nothing = np.empty(0, dtype=np.int64)
+        parts = [indices if client in who else nothing for client, indices in enumerate(federation.partition.indices)]
+    flipped_folder = folder / LABEL_FLIP
+    run_experiment(
+        experiment, flipped_folder, dataset=dataclasses.replace(dataset, train=flipped), parts=parts, observer=observer
+    )
+    poisoned: dict[str, dict[int, Upload]] = {
+        LABEL_FLIP: {client: read_upload(RunFiles(flipped_folder).client(client).upload, contract) for client in who}
+    }
+    for name, attack in ATTACKS.items():
+        poisoned[name] = {}
+        for client in who:
+            upload = next(upload for upload in honest if upload.client == client)
+            network, counts = attack(_network(federation, upload), _counts(upload), experiment.seed + client)
+            path = folder / name / f"{client:03d}.safetensors"
+            write_upload(path, network, contract, client=client, counts=counts, epoch=int(upload.manifest["epoch"]))
+            poisoned[name][client] = read_upload(path, contract)
+    return Scene(honest, dataset, contract, who, poisoned)
+
+
+def _network(federation: Federation, upload: Upload) -> PrototypeNetwork:
+    image = federation.contract.image
+    network = initial_network(
+        federation.contract.encoder, image.channels, image.size, len(federation.contract.classes), 0
+    )
+    network.encoder.load_state_dict(upload.weights())
+    assert upload.prototypes is not None
+    with torch.no_grad():
+        network.prototypes.copy_(upload.prototypes)
+    return network
+
+
+def _counts(upload: Upload) -> Tensor:
+    assert upload.counts is not None
+    return upload.counts.long()
+
+
+def accuracies(uploads: UploadSet, dataset: Dataset, fusions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    with one_thread():
+        models = {name: build_fusion(spec).fuse(uploads) for name, spec in fusions.items()}
+        logits = logits_of_all(models, dataset.test.images)
+    labels = dataset.test.labels
+    return {name: float((value.argmax(1) == labels).double().mean()) for name, value in logits.items()}
+
+
+# ---- the study
+
+CROWDS = ((5, 1), (10, 3))
+"""members, attackers among them"""
+ALPHAS = (0.5, 0.05)
+PLAIN, ROBUST = "count_prototypes", "robust_prototypes"
+FUSED: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in ("average", "ensemble", "feature_mean", "iffi", PLAIN, "median_prototypes")},
+    "trimmed_prototypes": {"name": "median_prototypes", "kind": "trimmed"},
+    ROBUST: {"name": ROBUST},
+}
+COLLAPSE = 0.1
+"""loss of accuracy from which on a fusion has collapsed"""
+REMOVED = "attackers known and left out"
+BUDGET: dict[str, Any] = {
+    "data": "digits",
+    "method": "flare",
+    "encoder": {"name": "conv4", "width": 16},
+    "epochs": 20,
+    "train.snapshots": 0,
+    "fusions": PLAIN,
+}
+
+
+def attack_study(
+    folder: Path,
+    *,
+    seeds: int = 3,
+    alphas: Sequence[float] = ALPHAS,
+    crowds: Sequence[tuple[int, int]] = CROWDS,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Accuracy of every fusion under every attack, over seeds; runs that are there are not repeated."""
+    scenes = []
+    for alpha in alphas:
+        for clients, attackers in crowds:
+            rows = []
+            for seed in range(seeds):
+                layer = {"alpha": alpha, "clients": clients, "seed": seed}
+                experiment = resolve(BUDGET, settings or {}, layer)
+                place = folder / f"a{alpha:g}-c{clients}-s{seed}"
+                scene = build_scene(experiment, place, attackers, observer)
+                rows.append(_measure(scene))
+            scenes.append({"alpha": alpha, "clients": clients, "attackers": attackers, **_summary(rows)})
+    experiment = resolve(BUDGET, settings or {})
+    return {
+        "data": experiment.data.name,
+        "method": experiment.method,
+        "encoder": experiment.encoder,
+        "epochs": experiment.epochs,
+        "seeds": seeds,
+        "fusions": list(FUSED),
+        "scenes": scenes,
+    }
+
+
+def _measure(scene: Scene) -> dict[str, Any]:
+    """One seed: accuracies by attack and fusion, and who was suspected."""
+    table = {REMOVED: accuracies(scene.without_attackers(), scene.dataset, FUSED)}
+    named: dict[str, list[int]] = {}
+    for attack in (NOBODY, *KINDS):
+        uploads = scene.uploads(attack)
+        table[attack] = accuracies(uploads, scene.dataset, FUSED)
+        with one_thread():
+            named[attack] = sorted(suspect.client for suspect in find_suspects(uploads))
+    return {"accuracy": table, "suspects": named, "attackers": list(scene.attackers)}
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over seeds; how many attackers were named, and how many honest members wrongly."""
+    attacks = (REMOVED, NOBODY, *KINDS)
+    mean = {
+        attack: {name: statistics.fmean(row["accuracy"][attack][name] for row in rows) for name in FUSED}
+        for attack in attacks
+    }
+    found = {
+        attack: {
+            "attackers": sum(len(row["attackers"]) for row in rows) if attack != NOBODY else 0,
+            "named": sum(len(set(row["suspects"][attack]) & set(row["attackers"])) for row in rows if attack != NOBODY),
+            "wrongly": sum(
+                len(set(row["suspects"][attack]) - (set(row["attackers"]) if attack != NOBODY else set()))
+                for row in rows
+            ),
+        }
+        for attack in (NOBODY, *KINDS)
+    }
+    verdicts = {
+        attack: {
+            "plain_loss": mean[NOBODY][PLAIN] - mean[attack][PLAIN],
+            "robust_loss": mean[NOBODY][PLAIN] - mean[attack][ROBUST],
+            "robust_loss_to_removal": mean[REMOVED][PLAIN] - mean[attack][ROBUST],
+            "collapsed": mean[NOBODY][PLAIN] - mean[attack][PLAIN] > COLLAPSE,
+        }
+        for attack in (NOBODY, *KINDS)
+    }
+    return {"accuracy": mean, "found": found, "verdicts": verdicts, "runs": list(rows)}
+
+
+def attack_tables(content: Mapping[str, Any]) -> str:
+    """The study as Markdown; accuracies in percent."""
+    lines = [
+        "# Poisoned uploads: what each fusion makes of them",
+        "",
+        f"{content['data']}, {content['method']}, {content['encoder']['name']} width {content['encoder']['width']}, "
+        f"{content['epochs']} epochs; test accuracy in percent, mean over {content['seeds']} seeds. "
+        "`named`: attackers that the server suspects, of all; `wrongly`: honest members it suspects.",
+    ]
+    for scene in content["scenes"]:
+        lines += [
+            "",
+            f"## alpha {scene['alpha']:g}, {scene['attackers']} of {scene['clients']} members attack",
+            "",
+            "| attack | " + " | ".join(content["fusions"]) + " | named | wrongly |",
+            "|---|" + "---|" * (len(content["fusions"]) + 2),
+        ]
+        for attack, row in scene["accuracy"].items():
+            found = scene["found"].get(attack)
+            cells = [f"{100 * row[name]:.1f}" for name in content["fusions"]]
+            cells += [f"{found['named']}/{found['attackers']}", str(found["wrongly"])] if found else ["", ""]
+            lines.append(f"| {attack} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_study(content: Mapping[str, Any], out: Path) -> None:
+    write_json(out / "attacks.json", content)
+    write_text(out / "attacks.md", attack_tables(content))

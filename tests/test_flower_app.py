@@ -1,0 +1,282 @@
+"""A real federation on Flower: the packaged apps in one process, then on a real SuperLink with SuperNodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from flower_parts import MEMBERS, make_federation
+from oneflare.engine.flower import require_flower
+
+require_flower()
+
+from flwr.app import Context, RecordDict  # noqa: E402
+
+from oneflare.charter import FILE, read_charter, revised  # noqa: E402
+from oneflare.coordinator import FederationFiles, fuse_federation, read_fused  # noqa: E402
+from oneflare.engine.flower.inprocess import InProcessGrid  # noqa: E402
+from oneflare.engine.flower.records import answer, read_answer  # noqa: E402
+from oneflare.errors import ConfigError, RunError  # noqa: E402
+from oneflare.files import digest_of, read_json, tensor_digest, write_bytes  # noqa: E402
+from oneflare.flower_app.certificates import make_certificates, make_node_key  # noqa: E402
+from oneflare.flower_app.client_app import Node  # noqa: E402
+from oneflare.flower_app.client_app import app as client_app  # noqa: E402
+from oneflare.flower_app.deployment import Deployment  # noqa: E402
+from oneflare.flower_app.server_app import Settings  # noqa: E402
+from oneflare.flower_app.server_app import app as server_app  # noqa: E402
+from oneflare.flower_app.template import write_app  # noqa: E402
+from oneflare.fusion import load_model  # noqa: E402
+from oneflare.member import make_upload, member_data, work_folder  # noqa: E402
+from oneflare.signing import generate  # noqa: E402
+
+
+def round_here(folder: Path, nodes, app=client_app, **settings) -> None:
+    grid = InProcessGrid(app, nodes, workers=len(nodes))
+    config = {"federation": str(folder / "federation"), "connect-seconds": 2, "reply-seconds": 60, **settings}
+    try:
+        server_app(grid, Context(1, 0, {}, RecordDict(), config))
+    finally:
+        grid.close()
+
+
+def node_of(folder: Path, name: str, **more) -> dict[str, str]:
+    return {"data": str(folder / name), "member": name, **more}
+
+
+def by_file(folder: Path, charter, members=MEMBERS) -> Path:
+    """The same federation without Flower; returns its folder."""
+    target = folder / "by-file"
+    charter.write(target / FILE)
+    for name in members:
+        data, _ = member_data(charter, folder / name)
+        make_upload(charter, data, target / "inbox" / f"{name}.safetensors", member=name)
+    fuse_federation(target, uploads=target / "inbox")
+    return target
+
+
+def same_model(one: Path, other: Path) -> None:
+    from safetensors.torch import load_file
+
+    first, second = (load_file(FederationFiles(folder).model) for folder in (one, other))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_a_round_gives_the_model_of_the_same_federation_by_file(tmp_path):
+    charter = make_federation(tmp_path)
+    left = tmp_path / "kept" / "north.safetensors"
+    nodes = [node_of(tmp_path, name, **({"out": str(left)} if name == "north" else {})) for name in MEMBERS]
+    round_here(tmp_path, nodes, test=str(tmp_path / "test"))
+    federation = tmp_path / "federation"
+    same_model(federation, by_file(tmp_path, charter))
+    content = read_fused(federation)
+    assert [member["name"] for member in content["members"]] == list(MEMBERS)
+    assert content["missing"] == []
+    assert content["test_images"] == 60
+    assert read_json(federation / "flower.json")["in"] == list(MEMBERS)
+    assert (federation / "card.md").exists()
+    assert (federation / "report.html").exists()
+    assert left.read_bytes() in [path.read_bytes() for path in (federation / "inbox").rglob("*.safetensors")]
+    load_model(federation / "model.safetensors")
+
+
+def test_faults_are_named_and_the_rest_is_fused(tmp_path):
+    charter = make_federation(tmp_path)
+    other = make_federation(tmp_path / "other")
+    nodes = [
+        node_of(tmp_path, "east"),
+        node_of(tmp_path, "north", data=str(tmp_path / "nowhere")),
+        node_of(tmp_path, "south", federation=str(tmp_path / "other" / "federation")),
+        node_of(tmp_path, "east", member="stranger"),
+        node_of(tmp_path, "east", nonsense=1),
+    ]
+    round_here(tmp_path, nodes)
+    report = read_json(tmp_path / "federation" / "flower.json")
+    assert report["in"] == ["east"]
+    assert report["missing"] == ["north", "south"]
+    assert "nowhere" in report["left_out"]["2"]
+    assert "ask the coordinator which are right" in report["left_out"]["3"]
+    assert "'stranger' is not a member" in report["left_out"]["4"]
+    assert "unknown key 'nonsense'" in report["left_out"]["5"]
+    assert charter.fingerprint != other.fingerprint
+    with pytest.raises(RunError, match="1 usable uploads, but min-members is 2; nothing was fused"):
+        round_here(tmp_path, nodes[:2], **{"min-members": 2})
+
+
+def with_nan(path: Path) -> None:
+    """Spoil an upload so that nothing but its numbers is wrong: the digests are right."""
+    from safetensors import safe_open
+    from safetensors.torch import save
+
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        manifest = json.loads(file.metadata()["oneflare"])
+    tensors["prototypes"][0, 0] = float("nan")
+    manifest["tensors"]["prototypes"] = tensor_digest(tensors["prototypes"])
+    manifest.pop("signature", None)
+    manifest["digest"] = digest_of({key: value for key, value in manifest.items() if key != "digest"})
+    write_bytes(path, save(tensors, metadata={"oneflare": json.dumps(manifest, sort_keys=True)}))
+
+
+def test_a_reply_with_nan_or_a_broken_file_is_refused_like_a_file(tmp_path):
+    make_federation(tmp_path)
+
+    def spoil(message, context):
+        reply = client_app(message, context)
+        facts, files = read_answer(reply.content)
+        path = tmp_path / "spoilt" / f"{facts['member']}.safetensors"
+        write_bytes(path, files["upload.safetensors"])
+        if facts["member"] == "north":
+            with_nan(path)
+        if facts["member"] == "south":
+            path.write_bytes(path.read_bytes()[:-5])
+        reply.content = answer(facts, {"upload.safetensors": path.read_bytes()})
+        return reply
+
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+    app.train()(spoil)
+    round_here(tmp_path, [node_of(tmp_path, name) for name in MEMBERS], app)
+    report = read_json(tmp_path / "federation" / "flower.json")
+    assert report["in"] == ["east"]
+    assert report["missing"] == ["north", "south"]
+    reasons = {verdict["member"]: verdict["reason"] for verdict in report["refused"]}
+    assert "not finite" in reasons["north"]
+    assert "not a valid safetensors file" in reasons["south"]
+    assert read_fused(tmp_path / "federation")["missing"] == ["north", "south"]
+
+
+def test_members_with_keys_sign_and_a_name_alone_is_not_believed(tmp_path):
+    charter = make_federation(tmp_path)
+    key = generate(tmp_path / "north.key", tmp_path / "north.pub")
+    members = dict.fromkeys(MEMBERS) | {"north": key.public}
+    revised(charter, members=members).write(tmp_path / "federation" / FILE)
+    round_here(tmp_path, [node_of(tmp_path, "north"), node_of(tmp_path, "east")])
+    report = read_json(tmp_path / "federation" / "flower.json")
+    assert report["in"] == ["east"]
+    assert "must be signed" in report["left_out"]["1"]
+    signing = {"data": str(tmp_path / "north"), "key": str(tmp_path / "north.key")}
+    round_here(tmp_path, [signing, node_of(tmp_path, "east")])
+    content = read_fused(tmp_path / "federation")
+    assert {member["name"]: member["signed"] for member in content["members"]} == {"east": False, "north": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "'federation' is missing"),
+        ({"federation": "x", "min-member": 2}, "did you mean 'min-members'"),
+        ({"federation": "x", "reply-seconds": 0}, "reply-seconds is 0, not a number above 0"),
+    ],
+)
+def test_mistakes_in_the_run_configuration(config, message):
+    with pytest.raises(ConfigError, match=message):
+        Settings.of(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "'data' is missing"),
+        ({"data": "x", "memebr": "north"}, "did you mean 'member'"),
+        ({"data": "x", "out": "upload.pt"}, r"ends in \.safetensors"),
+    ],
+)
+def test_mistakes_in_the_node_configuration(config, message):
+    with pytest.raises(ConfigError, match=message):
+        Node.of(config)
+
+
+def round_on(deployment: Deployment, folder: Path, **settings) -> dict:
+    app = folder / "app"
+    if not app.exists():
+        write_app(app, folder / "federation")
+    status = deployment.run(app, {"connect-seconds": 120, "reply-seconds": 600, **settings}, 900)
+    logs = "".join(deployment.log(name).read_text()[-3000:] for name in deployment.processes)
+    assert status == "finished:completed", logs
+    return read_json(folder / "federation" / "flower.json")
+
+
+def wait_until(condition, seconds: float = 180) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.1)
+
+
+def test_a_superlink_and_three_supernodes(tmp_path):
+    charter = make_federation(tmp_path)
+    with Deployment(tmp_path / "deployment") as deployment:
+        for name in MEMBERS:
+            deployment.start_node(name, node_of(tmp_path, name))
+        report = round_on(deployment, tmp_path)
+        started = list(deployment.processes.values())
+    assert report["in"] == list(MEMBERS)
+    assert report["left_out"] == {}
+    same_model(tmp_path / "federation", by_file(tmp_path, charter))
+    assert all(process.poll() is not None for process in started)
+
+
+@pytest.mark.soak
+def test_tls_and_node_authentication_keep_a_stranger_out(tmp_path):
+    charter = make_federation(tmp_path)
+    certificates = make_certificates(tmp_path / "certificates", ["127.0.0.1", "localhost"], MEMBERS)
+    make_node_key(certificates, "stranger")
+    with Deployment(tmp_path / "deployment", certificates) as deployment:
+        for name in MEMBERS[:2]:
+            deployment.start_node(name, node_of(tmp_path, name))
+        deployment.start_node("stranger", node_of(tmp_path, "south"), register=False)
+        report = round_on(deployment, tmp_path, **{"connect-seconds": 30})
+        assert report["in"] == ["east", "north"]
+        assert report["missing"] == ["south"]
+        deployment.start_node("south", node_of(tmp_path, "south"))
+        assert round_on(deployment, tmp_path)["in"] == list(MEMBERS)
+        assert "stranger" in deployment.processes
+    same_model(tmp_path / "federation", by_file(tmp_path, charter))
+
+
+@pytest.mark.soak
+def test_a_supernode_killed_while_it_trains_is_missed_and_the_rest_is_fused(tmp_path):
+    charter = make_federation(tmp_path, train={"epochs": 60, "batch_size": 8, "checkpoint_seconds": 0})
+    out = tmp_path / "work" / "north.safetensors"
+    with Deployment(tmp_path / "deployment") as deployment:
+        for name in MEMBERS:
+            deployment.start_node(name, node_of(tmp_path, name, **({"out": str(out)} if name == "north" else {})))
+        import threading
+
+        def kill() -> None:
+            wait_until((work_folder(out) / "checkpoint" / "state.safetensors").exists)
+            deployment.kill("north")
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        report = round_on(deployment, tmp_path)
+        killer.join()
+    assert report["in"] == ["east", "south"]
+    assert report["missing"] == ["north"]
+    assert len(report["left_out"]) == 1
+    same_model(tmp_path / "federation", by_file(tmp_path, charter, ("east", "south")))
+
+
+@pytest.mark.soak
+def test_a_supernode_that_returns_nan_is_left_out(tmp_path):
+    charter = make_federation(tmp_path)
+    out = tmp_path / "work" / "north.safetensors"
+    data, _ = member_data(charter, tmp_path / "north")
+    make_upload(charter, data, out, member="north")
+    with_nan(work_folder(out) / "upload.safetensors")
+    out.unlink()
+    with Deployment(tmp_path / "deployment") as deployment:
+        for name in MEMBERS:
+            deployment.start_node(name, node_of(tmp_path, name, **({"out": str(out)} if name == "north" else {})))
+        report = round_on(deployment, tmp_path)
+    assert report["in"] == ["east", "south"]
+    assert report["missing"] == ["north"]
+    assert "not finite" in report["refused"][0]["reason"]
+    assert read_charter(tmp_path / "federation").fingerprint == charter.fingerprint
