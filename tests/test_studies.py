@@ -315,6 +315,7 @@ def test_the_headline_takes_the_largest_scale(tiny, tmp_path):
     content = collect(plan, folder / "runs") | {"study": "table1"}
     write_results(content, tmp_path)
     assert "Scale `smoke`" in headline(tmp_path)
+    assert "K3" not in headline(tmp_path), "a smoke run decides nothing about the log"
     write_results(content | {"scale": "small"}, tmp_path)
     text = headline(tmp_path)
     assert "Scale `small`" in text

@@ -1,26 +1,31 @@
-"""The README's figures, made from the files under `results/`: `python -m oneflare.study.headline` writes them anew."""
+"""The README's figures and the Markdown of every study, made from the JSON in `results/`.
+
+`python -m oneflare.study.headline` writes them anew.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oneflare.errors import ConfigError
 from oneflare.files import read_json, write_text
 from oneflare.study.declare import declared
-from oneflare.study.markdown import MISSING, percent, place_name, table
+from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
 
 START = "<!-- figures: written by `make headline` from results/, not by hand -->"
 END = "<!-- end of figures -->"
 SCALES = ("paper", "small", "smoke")
 """the first that is there is shown"""
+JUDGING = ("paper", "small")
+"""six epochs on digits decide no claim"""
 
 
-def best_results(results: Path, study: str) -> Mapping[str, Any] | None:
+def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> Mapping[str, Any] | None:
     """At the largest scale that was run."""
-    for scale in SCALES:
+    for scale in scales:
         path = results / study / f"{scale}.json"
         if path.exists():
             content: Mapping[str, Any] = read_json(path)
@@ -50,14 +55,14 @@ def headline(results: Path) -> str:
         ]
         for row in content["rows"]
     ]
-    lines += table(columns, rows)
+    lines += table(columns, rows, words=2)
     return "\n".join([*lines, "", *_claims(results)])
 
 
 def _claims(results: Path) -> list[str]:
     rows = []
     for study in declared():
-        content = best_results(results, study)
+        content = best_results(results, study, JUDGING)
         if content is None:
             continue
         link = f"results/{study}/{content['scale']}.md"
@@ -71,7 +76,7 @@ def _claims(results: Path) -> list[str]:
     return [
         "What the research log claims, and what we claim, put to the test (undecided: these seeds cannot tell):",
         "",
-        *table(["claim", "what it says", "verdict", "the log's figures (one seed)", "our scale"], rows),
+        *table(["claim", "what it says", "verdict", "the log's figures (one seed)", "our scale"], rows, words=5),
     ]
 
 
@@ -85,6 +90,11 @@ def with_headline(text: str, results: Path) -> str:
 
 
 def main(readme: str = "README.md", results: str = "results") -> None:
+    for study in declared():
+        for scale in SCALES:
+            source = Path(results) / study / f"{scale}.json"
+            if source.exists():
+                write_text(source.with_suffix(".md"), to_markdown(read_json(source)))
     path = Path(readme)
     write_text(path, with_headline(path.read_text(), Path(results)))
     print(f"written: {path}", file=sys.stderr)

@@ -29,8 +29,9 @@ def points(difference: Mapping[str, Any] | None) -> str:
     return text
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
+    """words: how many columns on the left are not figures"""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * words + "---:|" * (len(columns) - words)]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
@@ -77,12 +78,17 @@ def _place(content: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], basel
         if cell["diagnostics"] is not None:
             values = cell["diagnostics"]["g_protos_std"]
             spread = f"{sum(values) / len(values):.3f}"
-        line = [row["label"].split(", " + row["fusion"])[0], row["fusion"], percent(cell), points(cell["difference"])]
+        line = [
+            row["label"].removesuffix(f", {row['fusion']}"),
+            row["fusion"],
+            percent(cell),
+            points(cell["difference"]),
+        ]
         line += [peak, spread]
         if aligned:
             line.append(MISSING if cell["lambda"] is None else f"{max(cell['lambda']['largest_raw']):.4g}")
         rows.append(line)
-    return table(columns, rows)
+    return table(columns, rows, words=2)
 
 
 def _verdicts(content: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ SCALES = {
     for scale in (
         Scale(
             "smoke",
-            "embedded digits, a small network, a few epochs",
+            "the embedded digits stand in for all data, a small network, 6 epochs: to try things out, not to judge",
             {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 6}},
         ),
         Scale(
