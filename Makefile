@@ -52,7 +52,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -c 'import sys; assert sys.version_info[:2] >= (3, 11), "OneFlare needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,hub,flower-datasets,flower,sign,onnx,serve,transport,track,docs]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,hub,flower-datasets,flower,sign,onnx,serve,track,docs]"
 	touch $(STAMP)
 
 headline: $(STAMP)

@@ -29,8 +29,8 @@ SHARED: dict[str, Any] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {"data": {"name": "digits", "public": 200}, "train": {"snapshots": 0}},
     "cifar10": {
-        "data": {"name": "cifar10", "train_size": 5000, "public": 500},
-        "encoder": {"name": "resnet8", "width": 8},
+        "data": {"name": "cifar10", "train_size": 5000, "test_size": 2000, "public": 500},
+        "encoder": {"name": "resnet8", "width": 16, "stem_stride": 2},
         "train": {"epochs": 5, "snapshots": 0},
     },
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-ELSEWHERE = {"hospitals.py", "flower_app.py"}
+ELSEWHERE = {"hospitals.py", "hospitals_flower.py"}
 """run by the tests of what they show"""
 
 

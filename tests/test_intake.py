@@ -197,10 +197,10 @@ def test_a_simulations_upload_is_not_a_members(charter, trained, tiny_run):
 def test_what_the_terms_ask_for_cannot_be_withheld(charter, keys, sealed):
     path = sealed("a", key=keys["north"])
 
-    def withhold(manifest):
-        manifest["counts"] = "withheld"
+    def blur(manifest):
+        manifest["counts"] = "noised"
 
-    rewrite(path, withhold, key=keys["north"])
+    rewrite(path, blur, key=keys["north"])
     assert "not exact" in only(charter, path)[1]["a"].reason
 
 

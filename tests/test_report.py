@@ -245,7 +245,7 @@ def test_figures_are_files_of_the_asked_kind(tiny_run, tiny_study, tmp_path):
     for path in figures.write_figures(read_story(tiny_study[0], tmp_path), tmp_path / "s", "svg"):
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
     names = {path.stem for path in (tmp_path / "s").iterdir()}
-    assert {"settings", "accuracy-digits-alpha-0.1-3-clients", "lambda-digits-alpha-0.5-3-clients"} <= names
+    assert {"settings", "accuracy-digits-alpha-0.1", "lambda-digits-alpha-0.5"} <= names
     assert any(name.startswith("sweep-0") for name in names)
     figure = figures.accuracy(story.panels[0].rows, by_fusion=True)
     from oneflare.report.pictures import save

@@ -15,9 +15,9 @@ from oneflare.methods.resolve import resolve
 from oneflare.stages import RunFiles, run_experiment
 from oneflare.track import MLflow, Observers, TensorBoard, run_name, tracker
 
+# MLflow leans on deprecated parts of SQLAlchemy and leaves its connection to the garbage collector.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

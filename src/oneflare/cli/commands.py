@@ -27,7 +27,6 @@ Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="Log to tensorboard or mlflow as it runs (extra `track`); repeatable."),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 
 
 def run(

@@ -14,7 +14,7 @@ from oneflare.stages import Result, RunFiles
 from oneflare.study import Comparison
 from oneflare.study.inference import difference
 
-DETAIL_BYTES = 2_400_000
+DETAIL_BYTES = 2_000_000
 """of JSON for single runs; what does not fit is left out and counted"""
 
 

@@ -55,10 +55,10 @@ figure("fig-settings", (canvas) => {
   canvas.keys = labels.map((name, k) => ({ name, colour: colour(k), mark: k }));
   canvas.about = `Accuracy of ${labels.join(", ")} over ${names.join("; ")}`;
   const rows = panels.flatMap((panel, p) => panel.rows.filter((row) => row.main).map((row) => ({ ...row, p })));
-  const slot = (canvas.width - 64) / panels.length;
-  const most = Math.max(6, Math.floor(slot / 6.5)), tilt = Math.max(...names.map((name) => name.length)) > most;
+  const longest = Math.max(...names.map((name) => name.length)), tilt = longest * 6.5 > (canvas.width - 64) / panels.length;
+  const edge = tilt ? Math.min(84, longest * 4) : 44, slot = (canvas.width - 20 - edge) / panels.length;
   canvas.height = 330 + (tilt ? 60 : 0);
-  const area = { left: 44, right: canvas.width - 20, top: 26, bottom: 270 };
+  const area = { left: edge, right: canvas.width - 20, top: 26, bottom: 270 };
   const [low, high] = around(rows.flatMap((row) => [row.mean - (row.std || 0), row.mean + (row.std || 0)]));
   const y = linear(100 * low, 100 * high, area.bottom, area.top);
   axes(canvas, { ticks: [] }, y, area, { y: "test accuracy %" });
@@ -114,7 +114,7 @@ figure("fig-checkpoints", (canvas) => {
   const panel = story.panels[state.panel];
   const curves = chosen(panel.curves);
   canvas.shown = [story.panels.length > 1 ? panel.title : "", fusionWords()].filter(Boolean).join("; ");
-  if (!curves.some((curve) => curve.epochs.length > 1)) return "No checkpoints were kept (train.snapshots is 0).";
+  if (!curves.some((curve) => curve.epochs.length > 1)) return "There are no checkpoints: train.snapshots is 0, or the method does not train.";
   canvas.about = `Accuracy over epochs of ${curves.map(nameOf).join(", ")}`;
   canvas.keys = curves.map((curve) => ({ name: nameOf(curve), colour: colour(indexOf(curve)), mark: indexOf(curve) }));
   const area = { left: 40, right: canvas.width - 14, top: 28, bottom: 272 };

@@ -58,8 +58,11 @@ def study_story(path: Path, runs: Path = Path("runs")) -> Story:
     )
 
 
-def place_title(place: Json) -> str:
-    return f"{place['data']}, alpha {place['alpha']:g}, {place['clients']} clients"
+def place_title(place: Json, places: Sequence[Json] = ()) -> str:
+    """Among several places, a number of clients that all share goes without saying."""
+    title = f"{place['data']}, alpha {place['alpha']:g}"
+    shared = len(places) > 1 and len({other["clients"] for other in places}) == 1
+    return title if shared else f"{title}, {place['clients']} clients"
 
 
 def _named(rows: Mapping[str, Json], values: Json) -> dict[str, Any]:
@@ -94,7 +97,7 @@ def _panel(content: Json, rows: Mapping[str, Json], place: Json, runs: Path) -> 
             epochs = [point["epoch"] for point in history]
             curves.append(curve_of(row["name"], row["fusion"], row["main"], epochs, values))
     return Panel(
-        place_title(place),
+        place_title(place, content["places"]),
         baseline,
         [_row(rows[cell["row"]], cell, baseline) for cell in cells],
         curves,
@@ -189,7 +192,7 @@ def _evidence(test: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) 
     if test["place"] not in places:
         what += f" ({test['place']})"
     elif len(places) > 1:
-        what += f" ({place_title(places[test['place']])})"
+        what += f" ({place_title(places[test['place']], list(places.values()))})"
     unit = f" {test['unit']}" if test["unit"] else ""
     digits = ".1f" if test["unit"] else ".3g"
     parts = ["no run yet" if test["mean"] is None else f"{test['mean']:+{digits}}{unit}"]
@@ -249,7 +252,7 @@ def _over_lambda(content: Json, rows: Mapping[str, Json], figure: Json) -> Itera
         without = next((cell for cell in here if start[cell["row"]] == 0), None)
         if with_pull:
             level = None if without is None else {"name": rows[without["row"]]["label"], "mean": without["mean"]}
-            title = f"{figure['title']}: {place_title(place)}"
+            title = f"{figure['title']}: {place_title(place, content['places'])}"
             yield Sweep(title, "lambda at the start", [_series("mean over seeds", with_pull)], level)
 
 

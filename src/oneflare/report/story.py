@@ -168,8 +168,12 @@ class Story:
         return list(dict.fromkeys(label for panel in self.panels for label in panel.labels))
 
     def to_dict(self) -> dict[str, Any]:
+        """What the figures are drawn from; texts that the page holds anyway are left out."""
         content = asdict(self)
         content.pop("page")
+        for run in content["runs"]:
+            run.pop("configuration")
+            run.pop("provenance")
         return content
 
 
