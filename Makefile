@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test lint types imports unit soak bench wheel docs clean
+.PHONY: demo test lint types imports unit soak reliability bench wheel docs clean
 
 demo: $(STAMP)
 	$(BIN)/oneflare compare fedavg fafi flare data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
@@ -26,7 +26,12 @@ unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not soak"
 
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m soak
+	$(BIN)/python tests/reliability/table.py
+
+# the table of docs/reliability.md from the figures of the last soak
+reliability: $(STAMP)
+	$(BIN)/python tests/reliability/table.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
