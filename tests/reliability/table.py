@@ -45,9 +45,10 @@ def rows() -> Iterator[tuple[str, str, str]]:
     if load := figures("load"):
         yield (
             "a folder of uploads",
-            f"{load['uploads']:,} honest and {load['hostile']} hostile files of up to {load['upload_bytes'] / 1e3:.0f} kB",
+            f"{load['uploads']:,} honest and {load['hostile']} hostile files, {load['upload_bytes'] / 1e3:.0f} kB each",
             f"{load['fused']:,} fused, {load['refused']} refused; peak memory "
-            f"{load['intake_peak_bytes'] / MEBIBYTE:.0f} MiB to verify, {load['fusion_peak_bytes'] / MEBIBYTE:.0f} MiB to fuse",
+            f"{load['intake_peak_bytes'] / MEBIBYTE:.0f} MiB to verify, "
+            f"{load['fusion_peak_bytes'] / MEBIBYTE:.0f} MiB to fuse",
         )
     if flower := figures("flower"):
         yield (
@@ -84,7 +85,8 @@ def table() -> str:
 
 def audit_table() -> str:
     lines = [
-        "| method | sent as | membership AUC | found at 1 % false alarms | class shares off by | by guessing | correlation |",
+        "| method | sent as | membership AUC | found at 1 % false alarms "
+        "| class shares off by | by guessing | correlation |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in (figures("audit") or {"rows": []})["rows"]:
