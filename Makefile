@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test lint types imports unit soak reliability bench wheel docs clean
+.PHONY: demo test lint types imports browser unit soak reliability bench wheel docs headline clean
 
 demo: $(STAMP)
 	$(BIN)/oneflare compare fedavg fafi flare data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
@@ -13,8 +13,8 @@ demo: $(STAMP)
 test: lint types imports unit
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -22,7 +22,11 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
-unit: $(STAMP)
+# Chromium for the browser tests; where it cannot be had they are skipped and say why.
+browser: $(STAMP)
+	-$(BIN)/python tests/browser.py
+
+unit: $(STAMP) browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not soak"
 
 soak: $(STAMP)
@@ -53,8 +57,11 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -c 'import sys; assert sys.version_info[:2] >= (3, 11), "OneFlare needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,hub,flower-datasets,flower,sign,onnx,serve,transport,track,docs]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,hub,flower-datasets,flower,sign,onnx,serve,track,docs]"
 	touch $(STAMP)
+
+headline: $(STAMP)
+	$(BIN)/python -m oneflare.study.headline
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

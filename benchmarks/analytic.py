@@ -1,13 +1,14 @@
 """What the analytic companion costs and gives: `python -m benchmarks.analytic PART...`
 
-Parts: speed, memory, accuracy, partitions, privacy, deep, combined, table. Every cell is a whole run through the library,
-written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing. `table`
-writes `results/analytic/README.md` from those files. Data: $ONEFLARE_DATA.
+Parts: speed, memory, accuracy, partitions, privacy, deep, combined, table. Every cell is a whole run through the
+library, written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing.
+`table` writes `results/analytic/README.md` from those files. Data: $ONEFLARE_DATA.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import statistics as summary
 import subprocess
@@ -22,20 +23,27 @@ import torch
 
 from oneflare.data import load
 from oneflare.engine import map_tasks
+from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import write_json
+from oneflare.fusion import FUSIONS, build_fusion, logits_of_all
 from oneflare.methods.resolve import resolve
+from oneflare.metrics import score
 from oneflare.nn import build_encoder, build_feature_map
 from oneflare.nn.hardware import one_thread
 from oneflare.stages import Result, run_experiment
 from oneflare.statistics import measure
 from oneflare.study.bench.steps import interleaved, machine, random_dataset
+from oneflare.study.cells import Cell as StudyCell
+from oneflare.study.cells import make_plan
+from oneflare.study.declare import find_declaration
+from oneflare.study.scales import find_scale
 
 RESULTS = Path("results/analytic")
 TRAIN = {"cifar10": 10_000, "svhn": 10_000, "cifar100": 10_000, "tiny-imagenet": 8_000}
 ALPHAS = (0.05, 0.5)
 SEEDS = (0, 1, 2)
-EPOCHS = 5
-"""of the deep cells: what two cores afford, far from convergence"""
+RUNS = Path(os.environ.get("ONEFLARE_RUNS", "runs"))
+"""where studies keep their cells"""
 Cell = tuple[str, Callable[[], dict[str, Any]]]
 
 
@@ -144,15 +152,38 @@ def privacy() -> Iterator[Cell]:
 
 
 def deep() -> Iterator[Cell]:
-    """Trained methods under every fusion, at a small budget."""
-    for seed in SEEDS:
-        for data in TRAIN:
-            for alpha in ALPHAS:
-                for method in ("fafi", "flare", "ensemble", "flare_analytic"):
-                    layer = setting(data, alpha, seed, method=method, epochs=EPOCHS) | {"train.snapshots": 0}
-                    if method == "flare_analytic":
-                        layer["analytic.seed"] = seed
-                    yield f"{data}/{alpha}/{method}/{seed}", lambda layer=layer: run(layer)
+    """Trained methods under every fusion their uploads can feed: the trainings of `oneflare study table1`."""
+    plan = make_plan(find_declaration("table1"), find_scale("small"))
+    for (place, arm, seed), cell in plan.cells.items():
+        if arm in ("fedavg", "fafi", "flare", "flare_analytic", "analytic"):
+            data, alpha = cell.experiment.data.name, cell.experiment.partition.alpha
+            assert place
+            yield f"{data}/{alpha}/{arm}/{seed}", lambda cell=cell: every_fusion(cell)
+
+
+def every_fusion(cell: StudyCell) -> dict[str, Any]:
+    """One set of uploads, fused in every way that needs no training; trained first where it is not there yet."""
+    folder = cell.folder(RUNS)
+    run_experiment(cell.experiment, folder)
+    experiment, files = cell.experiment, RunFiles(folder)
+    federation = Federation.build(experiment, files, load(experiment.data), None, None)
+    found = [files.client(client).read_summary() for client in range(experiment.partition.clients)]
+    uploads = federation.collect([summary for summary in found if summary is not None], Observer())
+    offered = frozenset.intersection(*(upload.fields for upload in uploads))
+    fusions = {name: build_fusion({"name": name}) for name in FUSIONS}
+    fed = {name: fusion for name, fusion in fusions.items() if fusion.needs <= offered and not fusion.trains}
+    test = federation.dataset.test
+    with one_thread():
+        logits = logits_of_all({name: fusion.fuse(uploads) for name, fusion in fed.items()}, test.images)
+    kept = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error")
+    scores = {name: score(value, test.labels).to_dict() for name, value in logits.items()}
+    return {
+        "fusions": {name: {key: row[key] for key in kept} for name, row in scores.items()},
+        "upload_bytes_per_client": sum(upload.file_bytes for upload in uploads) / len(uploads),
+        "clients": len(uploads),
+        "epochs": experiment.epochs,
+        "cell": cell.name,
+    }
 
 
 def combined() -> Iterator[Cell]:
@@ -257,24 +288,37 @@ def _accuracy_table() -> str:
 
 
 def _deep_table() -> str:
+    """One table per place: fusions down, methods across."""
     cells = stored("deep")
-    text = f"## Trained methods under every fusion, {EPOCHS} epochs of resnet8\n\n"
-    text += "A small budget, stated because it matters: longer training helps the trained methods.\n\n"
-    fusions = list(dict.fromkeys(fusion for cell in cells.values() for fusion in cell["fusions"]))
-    body = []
-    for data, alpha, method in dict.fromkeys(tuple(name.split("/")[:3]) for name in cells):
-        found = [cell for name, cell in cells.items() if name.startswith(f"{data}/{alpha}/{method}/")]
-        line = [data, alpha, method, str(len(found))]
+    wanted = [name for name, _ in deep()]
+    text = "## Trained methods under every fusion\n\n"
+    text += (
+        "The trainings of `oneflare study table1 --scale small`: the same images, splits and seeds for all columns, "
+        "ResNet-8 (width 16, strided stem), 5 epochs, Tiny-ImageNet at 32x32. A small budget, stated because it "
+        "matters: longer training helps the trained methods, and `analytic` takes no training. FedAvg's uploads under "
+        "the fusion `ensemble` are the plain ensemble.\n"
+    )
+    methods = ("fedavg", "fafi", "flare", "flare_analytic", "analytic")
+    for data, alpha in dict.fromkeys(tuple(name.split("/")[:2]) for name in wanted if name in cells):
+        columns = {
+            method: [cell for name, cell in cells.items() if name.startswith(f"{data}/{alpha}/{method}/")]
+            for method in methods
+        }
+        fusions = list(dict.fromkeys(f for found in columns.values() for cell in found for f in cell["fusions"]))
+        body = []
         for fusion in fusions:
-            values = [cell["fusions"][fusion]["accuracy"] for cell in found if fusion in cell["fusions"]]
-            line.append(mean_and_spread(values) if values else "–")
-        body.append(line)
-    missing = [name for name, _ in deep() if name not in cells]
-    note = f"\nNot measured: {len(missing)} of {len(missing) + len(cells)} cells"
+            line = [fusion]
+            for found in columns.values():
+                values = [cell["fusions"][fusion]["accuracy"] for cell in found if fusion in cell["fusions"]]
+                line.append(mean_and_spread(values) if values else "–")
+            body.append(line)
+        header = ["fusion", *(f"{method} ({len(found)})" for method, found in columns.items())]
+        text += f"\n### {data}, alpha {alpha} (seeds in brackets)\n\n" + rows(header, body)
+    missing = [name for name in wanted if name not in cells]
     if missing:
-        lacking = dict.fromkeys("/".join(name.split("/")[:2]) for name in missing)
-        note += " (some seeds or methods of " + ", ".join(lacking) + ")"
-    return text + rows(["data", "alpha", "method", "seeds", *fusions], body) + note + ".\n"
+        lacking = dict.fromkeys("/".join(name.split("/")[:3]) for name in missing)
+        text += f"\nNot measured: {len(missing)} of {len(wanted)} cells (of {', '.join(lacking)}).\n"
+    return text
 
 
 def _combined_table() -> str:

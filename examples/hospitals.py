@@ -2,8 +2,9 @@
 
     python examples/hospitals.py [FOLDER]
 
-Every step is a command that a person would type; this script types them and shows what they answer. Takes about two
-minutes on one core. The digits that ship with scikit-learn stand in for scans; each hospital sees few of the classes.
+Every step is a command that a person would type; this script types them and shows what they answer. Takes about a
+minute of processor time. The digits that ship with scikit-learn stand in for scans; each hospital has few of some
+classes.
 """
 
 from __future__ import annotations

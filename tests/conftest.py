@@ -52,3 +52,69 @@ def tiny_uploads(tiny_run: Path):
     federation = Federation.build(experiment, files, load(experiment.data), None, None)
     summaries = [files.client(client).read_summary() for client in range(3)]
     return federation.collect(summaries, Observer())
+
+
+@pytest.fixture(scope="session")
+def tiny_comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, two seeds; to be read, not changed."""
+    from oneflare.study import compare_methods
+
+    folder = tmp_path_factory.mktemp("tiny") / "comparison"
+    compare_methods(
+        ["fafi", "flare"], [TINY, {"fusions": ["count_prototypes", "feature_mean"]}], seeds=2, folder=folder
+    )
+    return folder
+
+
+TINY_STUDY = """\
+title: A study in miniature <of two arms>
+question: Does anything happen at all?
+fusions: [feature_mean, count_prototypes]
+baseline: fafi
+arms:
+  fafi: {method: fafi, label: FAFI}
+  lambda_5: {method: etf_annealed, label: lambda 5, settings: {controller: {lambda_0: 5.0}}}
+  lambda_20: {method: etf_annealed, label: lambda 20}
+places:
+  smoke: [{data: digits, alpha: [0.1, 0.5], clients: 3}]
+claims:
+  - id: M1
+    text: Anchors win by a hundred points
+    log: "the log says nothing & means it"
+    tests: [{arm: lambda_20, than: fafi, above: 100}]
+figures:
+  - {kind: sensitivity, title: Accuracy over lambda_0}
+  - {kind: lambda, title: What lambda did}
+log:
+  - settings: nowhere, one seed
+    values: {fafi: 12.5, lambda_20: "1,000"}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Results (JSON) and the folder of runs; three arms, two settings, two seeds."""
+    from oneflare.study.cells import make_plan, unique_cells
+    from oneflare.study.declare import find_declaration
+    from oneflare.study.execute import run_cells
+    from oneflare.study.results import collect, write_results
+    from oneflare.study.scales import find_scale
+
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "miniature.yaml").write_text(TINY_STUDY)
+    declaration = find_declaration(str(folder / "miniature.yaml"))
+    tiny = {key: TINY[key] for key in ("encoder", "train", "workers")} | {"data": {"train_size": 120, "test_size": 60}}
+    plan = make_plan(declaration, find_scale("smoke"), seeds=2, overrides=tiny)
+    run_cells(unique_cells([plan]), folder / "runs", processes=1)
+    return write_results(collect(plan, folder / "runs"), folder / "results"), folder / "runs"
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chromium; installed if that is possible, otherwise the test is skipped and says why."""
+    from browser import find_or_install
+
+    path, reason = find_or_install()
+    if path is None:
+        pytest.skip(f"no Chromium: {reason}")
+    return path

@@ -186,7 +186,6 @@ def test_a_node_that_connects_late_takes_part_and_nobody_waits_for_one_that_neve
     grid.close()
 
 
-@pytest.mark.soak
 def test_two_hundred_concurrent_replies_arrive_whole():
     payloads = {node: bytes([node % 251]) * (200_000 + node) for node in range(1, 201)}
     grid = InProcessGrid([echo(node, payloads[node]) for node in payloads], [{}] * 200, workers=50)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from hospitals import DIGITS, TINY, digits, make, rows_of, tiny_charter, write_pngs
 from oneflare.charter import revised
+from oneflare.disclosure import disclose
+from oneflare.errors import UploadError
 from oneflare.intake import take_in
 from oneflare.member import signer
 from oneflare.signing import SigningKey, generate, public_key_of, read_key, verify
@@ -194,10 +197,10 @@ def test_a_simulations_upload_is_not_a_members(charter, trained, tiny_run):
 def test_what_the_terms_ask_for_cannot_be_withheld(charter, keys, sealed):
     path = sealed("a", key=keys["north"])
 
-    def withhold(manifest):
-        manifest["counts"] = "withheld"
+    def blur(manifest):
+        manifest["counts"] = "noised"
 
-    rewrite(path, withhold, key=keys["north"])
+    rewrite(path, blur, key=keys["north"])
     assert "not exact" in only(charter, path)[1]["a"].reason
 
 
@@ -242,3 +245,29 @@ def test_noise_on_counts_is_not_the_coordinators_to_redraw(images, tmp_path):
         counts.append(take_in(charter, [path]).uploads["north"].counts)
     assert len(counts[0]) == len(DIGITS)
     assert not torch.equal(*counts)
+
+
+STRANGE = [None, -1, 1.5, "", "\x1b[31m", [], {}, [1], {"a": 1}, True, 10**30, "a" * 5000]
+
+
+def test_no_manifest_can_break_the_coordinator_or_the_reader(charter, keys, sealed):
+    """Every field replaced by something strange: a verdict or one line, never a crash, never raw control codes."""
+    draw = random.Random(0)
+    opened = revised(charter, members={})
+    path = sealed("a", key=keys["north"])
+    content, fields = path.read_bytes(), list(read_manifest(path))
+    for field in [*fields, "extra"]:
+        for value in draw.sample(STRANGE, 3):
+            path.write_bytes(content)
+            rewrite(path, lambda manifest, field=field, value=value: manifest.update({field: value}))
+            for verdict in take_in(opened, [path]).verdicts:
+                assert "\x1b" not in json.dumps([verdict.member, verdict.created])
+                assert "\n" not in verdict.reason
+            assert told(path).isprintable()
+
+
+def told(path: Path) -> str:
+    try:
+        return str(disclose(path).to_dict())
+    except UploadError as error:
+        return str(error)

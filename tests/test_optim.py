@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from oneflare.data import load
 from oneflare.errors import ConfigError
 from oneflare.files import load_state, save_state
 from oneflare.methods.resolve import resolve
-from oneflare.optim import SGD, Thermostat, largest_curvature, scaled_rate, stable_rate
+from oneflare.optim import SGD, Adam, Thermostat, largest_curvature, scaled_rate, stable_rate
 from oneflare.stages import Federation, Observer, RunFiles, run_experiment
 
 
@@ -144,3 +145,22 @@ def test_a_rate_beyond_the_limit_is_a_warning(tmp_path):
     layer = {"method": "fafi", "epochs": 1, "fusions": "feature_mean", "train": {"check_lr": True, "lr": 50.0}}
     run_experiment(resolve(TINY, layer), tmp_path / "run", observer=Listening())
     assert any("exceeds 2/L" in text for text in heard)
+
+
+def test_adam_is_torchs():
+    random = torch.Generator().manual_seed(0)
+    start = [torch.randn(4, 3, generator=random), torch.randn(5, generator=random)]
+    ours, theirs = ([part.clone().requires_grad_() for part in start] for _ in range(2))
+    own, oracle = Adam(ours), torch.optim.Adam(theirs, lr=0.1)
+    for step in range(8):
+        for parameters in (ours, theirs):
+            sum(((part - step) ** 4).sum() for part in parameters).backward()
+        oracle.step()
+        oracle.zero_grad()
+        own.step(0.1)
+        if step == 3:  # and it can be stopped and resumed
+            state = {key: copy.deepcopy(value) for key, value in own.state_dict().items()}
+            own = Adam(ours)
+            own.load_state_dict(state)
+    for one, two in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, two, atol=1e-6)

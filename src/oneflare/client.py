@@ -297,7 +297,7 @@ def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module 
 def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
     experiment, contract = job.experiment, job.contract
     network = shared_start(experiment, contract, job.encoder)
-    public = None if job.bank is None else load_state(job.bank)["features"]
+    public = load_state(job.bank)["features"] if job.bank is not None and job.bank.exists() else None
     return LocalTraining(
         network,
         data,

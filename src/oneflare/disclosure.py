@@ -9,9 +9,10 @@ from typing import Any
 
 from oneflare.errors import ConfigError, UploadError
 from oneflare.signing import verify
-from oneflare.upload import COUNTS, ENCODER, PROTOTYPES, STATISTICS, read_layout, read_tensors
+from oneflare.upload import COUNTS, ENCODER, EVIDENCE, PROTOTYPES, STATISTICS, read_layout, read_tensors
 
 MOST_CLASSES = 30
+LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -47,23 +48,32 @@ class Disclosure:
 def disclose(path: Path) -> Disclosure:
     """Describe an upload; every tensor is compared with its digest first."""
     manifest, sizes = read_layout(path)
-    for key in ("federation", "method"):
-        if not isinstance(manifest.get(key), str):
-            raise UploadError(f"{path}: the manifest does not name its {key}; is it an upload?")
-    small = read_tensors(path, manifest)
+    tensors = read_tensors(path, manifest)
     signature, signer = _signature(manifest)
-    return Disclosure(
-        path,
-        path.stat().st_size,
-        manifest.get("member"),
-        manifest.get("created"),
-        manifest["federation"],
-        manifest["method"],
-        str(manifest["digest"]),
-        signature,
-        signer,
-        tuple(_fields(manifest, sizes, small, path.stat().st_size)),
-    )
+    size = path.stat().st_size
+    try:
+        return Disclosure(
+            path,
+            size,
+            None if manifest.get("member") is None else _text(manifest, "member"),
+            None if manifest.get("created") is None else _text(manifest, "created"),
+            _text(manifest, "federation"),
+            _text(manifest, "method"),
+            str(manifest["digest"]),
+            signature,
+            signer,
+            tuple(_fields(manifest, sizes, tensors, size)),
+        )
+    except (TypeError, AttributeError, ValueError, KeyError):
+        raise UploadError(f"{path}: the manifest has a field of the wrong kind; is it an upload?") from None
+
+
+def _text(manifest: Mapping[Any, Any], key: Any) -> str:
+    """A line that is safe to print."""
+    value = manifest[key]
+    if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST:
+        raise ValueError(key)
+    return value
 
 
 def _signature(manifest: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -72,7 +82,8 @@ def _signature(manifest: Mapping[str, Any]) -> tuple[str, str | None]:
         return "none", None
     try:
         key = str(given["key"])
-        return ("valid" if verify(key, str(given["value"]), str(manifest["digest"])) else "not valid"), key
+        genuine = verify(key, str(given["value"]), str(manifest["digest"]))
+        return ("valid", key) if genuine else ("not valid", None)
     except (KeyError, TypeError, ConfigError):
         return "not valid", None
 
@@ -88,7 +99,7 @@ def _fields(
         yield Field(
             "network",
             bytes_of(ENCODER),
-            f"{numbers:,} trained numbers ({manifest.get('encoder', {}).get('name', 'unknown')})",
+            f"{numbers:,} trained numbers ({_text(manifest['encoder'], 'name')})",
             "no image; yet an expert can test whether an image they already have was trained on, and draw what "
             "looks typical of a class",
         )
@@ -102,21 +113,31 @@ def _fields(
     yield _volume(manifest, sizes, tensors)
     if bytes_of(STATISTICS):
         yield _statistics(manifest, bytes_of(STATISTICS))
+    if bytes_of(EVIDENCE):
+        names = [_text(dict(enumerate(manifest["evidence"])), index) for index in range(len(manifest["evidence"]))]
+        yield Field(
+            "evidence",
+            bytes_of(EVIDENCE),
+            f"{', '.join(names)}: averages over your images of what the network made of them",
+            "no single image; more about what your images have in common than the network alone (class means most)",
+        )
     if manifest.get("trust") is not None:
-        yield Field("trust", 8, f"one number, {manifest['trust']}", "how well your network did on images you kept back")
-    who = manifest.get("member")
-    if who is not None:
-        yield Field("member, created", 0, f"{who}, {manifest.get('created')}", "who you are and when you trained")
+        yield Field(
+            "trust", 8, f"one number, {float(manifest['trust']):g}", "how well your network did on images you kept back"
+        )
+    if manifest.get("member") is not None:
+        who = f"{_text(manifest, 'member')}, {_text(manifest, 'created')}"
+        yield Field("member, created", 0, who, "who you are and when you trained")
     rest = file_bytes - sum(sizes.values())
     yield Field("manifest", rest, "the federation's terms, sizes, digests, signature", "nothing about your data")
 
 
 def _volume(manifest: Mapping[str, Any], sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> Field:
-    total, mode = manifest.get("samples"), manifest.get("counts")
+    total, mode = int(manifest["samples"]), manifest.get("counts")
     if COUNTS not in sizes:
         return Field("samples", 8, f"{total} images in all", "how many images you have, exactly; not of which classes")
-    classes = manifest.get("classes") or []
     counts = tensors[COUNTS].tolist()
+    classes = [_text(dict(enumerate(manifest["classes"])), label) for label in range(len(counts))]
     shown = ", ".join(f"{name}: {count}" for name, count in list(zip(classes, counts, strict=False))[:MOST_CLASSES])
     more = f", and {len(counts) - MOST_CLASSES} more" if len(counts) > MOST_CLASSES else ""
     exact = (

@@ -30,6 +30,10 @@ class RunError(OneFlareError):
     """A run folder that is in use, incomplete, or belongs to another experiment."""
 
 
+class InUseError(RunError):
+    """A folder that another process is working on."""
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """`"; did you mean 'lr'?"`, or the choices when nothing is close, or nothing when there are many."""
     options = sorted(options)

@@ -56,6 +56,9 @@ class Observer:
     def warn(self, text: str) -> None:
         """Something the user should know."""
 
+    def end(self, content: Mapping[str, Any]) -> None:
+        """The run is complete; `content` is what its `result.json` says."""
+
 
 class RunFiles:
     """Where a run's files are."""
@@ -153,6 +156,7 @@ class Federation:
 
     def train(self, observer: Observer) -> list[ClientSummary]:
         """Every client on its own data, where the experiment's engine says."""
+        self.teach(observer)
         return self._train_on_flower(observer) if self.experiment.engine == "flower" else self._train_here(observer)
 
     def _train_on_flower(self, observer: Observer) -> list[ClientSummary]:
@@ -176,7 +180,6 @@ class Federation:
         """In worker processes; small clients share a batch of models."""
         sizes = self.partition.sizes
         train = self.experiment.train
-        self.teach(observer)
         more = train.thermostat or train.check_lr or train.holdout or self.contract.statistics is not None
         more = more or self.experiment.objective.systems
         alone = self.on_gpu or self.encoder is not None or more or not self.experiment.trains

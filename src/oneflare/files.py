@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneflare.errors import RunError
+from oneflare.errors import InUseError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -172,7 +172,7 @@ def exclusive(folder: Path) -> Iterator[None]:
                 file.seek(0)
                 holder = file.read().strip() or "unknown"
                 if _alive(holder) or not holder.isdecimal() or time.monotonic() > end:
-                    raise RunError(
+                    raise InUseError(
                         f"{folder} is in use by process {holder}; wait for it or choose another --out"
                     ) from None
                 time.sleep(0.05)

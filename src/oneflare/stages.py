@@ -151,6 +151,7 @@ def run_experiment(
             federation.fuse(experiment.fusions, uploads, observer)
         content = federation.result(summaries, uploads)
         write_json(files.result, content)
+        observer.end(content)
     return Result(folder, content)
 
 

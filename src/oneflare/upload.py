@@ -222,6 +222,16 @@ def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[
     return _encoder_state(path, manifest)
 
 
+def read_prototypes(path: Path, size_limit: int = SIZE_LIMIT) -> tuple[Tensor | None, Tensor | None]:
+    """Prototypes and class counts alone, as far as they are in the file; for looking at a run of one's own."""
+    manifest = _read_manifest(path, _read_header(path, size_limit, HEADER_LIMIT))
+    if not _digest_holds(manifest) or not isinstance(manifest.get("tensors"), dict):
+        raise UploadError(f"{path}: {ALTERED}")
+    prototypes = read_tensors(path, manifest, prefix=PROTOTYPES).get(PROTOTYPES)
+    counts = read_tensors(path, manifest, prefix=COUNTS).get(COUNTS)
+    return None if prototypes is None else prototypes.float(), None if counts is None else counts.double()
+
+
 def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     tensors = read_tensors(path, manifest, prefix=ENCODER)
     state: dict[str, Tensor] = {}

@@ -23,13 +23,17 @@ Out = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Log to tensorboard or mlflow as it runs (extra `track`); repeatable."),
+]
 
 
 def run(
     overrides: Overrides = None,
     config: Config = None,
     out: Out = None,
+    track: Track = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -44,9 +48,12 @@ def run(
       oneflare run method=fafi data=cifar10 data.train_size=5000 alpha=0.1 epochs=20
 
       oneflare run --config experiment.yaml seed=3 --json
+
+      oneflare run method=flare --track tensorboard
     """
     from oneflare.cli import show
     from oneflare.cli.progress import progress
+    from oneflare.cli.tracking import tracked
     from oneflare.config import parse_overrides, read_yaml
     from oneflare.methods.resolve import resolve
     from oneflare.stages import default_folder, run_experiment
@@ -54,7 +61,7 @@ def run(
     layers = [read_yaml(config)] if config else []
     experiment = resolve(*layers, parse_overrides(overrides or []))
     folder = out or default_folder(experiment)
-    with progress(enabled=not quiet, table=not json) as observer:
+    with progress(enabled=not quiet, table=not json) as display, tracked(display, track) as observer:
         result = run_experiment(experiment, folder, observer=observer)
     if json:
         show.as_json(result.to_dict())
@@ -70,6 +77,7 @@ def compare(
     seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Seeds per method, 0 to n-1.")] = 3,
     config: Config = None,
     out: Out = None,
+    track: Track = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -83,6 +91,7 @@ def compare(
     """
     from oneflare.cli import show
     from oneflare.cli.progress import progress
+    from oneflare.cli.tracking import tracked
     from oneflare.config import parse_overrides, read_yaml
     from oneflare.errors import ConfigError
     from oneflare.report import write_comparison
@@ -94,7 +103,7 @@ def compare(
     for key in ("method", "seed"):
         if any(key in layer for layer in layers):
             raise ConfigError(f"{key}= is what compare varies; name methods first and use --seeds")
-    with progress(enabled=not quiet, table=not json) as observer:
+    with progress(enabled=not quiet, table=not json) as display, tracked(display, track) as observer:
         comparison = compare_methods(methods, layers, seeds=seeds, folder=out, observer=observer)
     page = write_comparison(comparison)
     if json:
@@ -102,21 +111,6 @@ def compare(
     elif not quiet:
         show.comparison(comparison)
         show.line(f"report: {page}")
-
-
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run or of a comparison.")],
-) -> None:
-    """Write one page with the tables and figures of a run or a comparison.
-
-    [bold]Example[/bold]
-
-      oneflare report runs/demo
-    """
-    from oneflare.cli import show
-    from oneflare.report import write_report
-
-    show.line(f"report: {write_report(folder)}")
 
 
 def methods(json: Json = False) -> None:

@@ -12,7 +12,6 @@ EXTRAS = {
     "sign": ("cryptography", "signed uploads"),
     "onnx": ("onnxruntime", "oneflare export"),
     "serve": ("fastapi", "oneflare serve"),
-    "transport": ("ot", "the fusion otfusion"),
     "track": ("tensorboard", "--track"),
 }
 LOW_SPACE = 1 << 30

@@ -112,8 +112,8 @@ def _print(table: BenchTable) -> None:
     if table.names:
         console.print(_figures(table))
         console.print(
-            f"difference: accuracy minus that of {table.first} on the same uploads, points; server s, MiB: time and "
-            "resident memory that fusing took in a process of its own; MB: what it reads of all uploads"
+            f"difference: accuracy minus that of {table.first} on the same uploads, points; server s, MiB: processor "
+            "time and resident memory that fusing took in a process of its own; MB: what it reads of all uploads"
         )
     for name, reason in table.left_out.items():
         console.print(f"not in the table: {name} {reason}", soft_wrap=True)
@@ -148,7 +148,7 @@ def _figures(table: BenchTable) -> Any:
             *percent[1:],
             _number(table.figure(name, "parameters"), "{:,.0f}"),
             _number(table.figure(name, "forward_passes"), "{:.3g}"),
-            _number(table.figure(name, "fuse_seconds"), "{:.2f}"),
+            _number(table.figure(name, "fuse_cpu_seconds"), "{:.2f}"),
             _number(table.figure(name, "peak_memory_bytes"), "{:.1f}", MEBI),
             _number(table.figure(name, "needed_bytes"), "{:.2f}", MEGA),
         )

@@ -1,4 +1,4 @@
-"""Commands that look inside: methods in equations, schedules and lambda as pictures, studies."""
+"""Commands that look inside: methods in equations, schedules and lambda as pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oneflare.cli.commands import Json, Quiet
+from oneflare.cli.commands import Json
 
 Picture = Annotated[Path, typer.Option("--out", "-o", help="Picture to write: .png, .svg or .pdf.")]
 
@@ -87,7 +87,7 @@ def lambda_picture(
     """
     from oneflare.cli import show
     from oneflare.report import pictures
-    from oneflare.report.page import traces_of
+    from oneflare.report.details import traces_of
     from oneflare.stages import read_result
 
     pictures.check_format(out)
@@ -98,37 +98,3 @@ def lambda_picture(
     drawn = {name: traces_of(result) for name, result in zip(names, results, strict=True)}
     pictures.save(pictures.lambda_picture(drawn, reference), out)
     show.line(f"picture: {out}")
-
-
-def study(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which study: lambda.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the study's own.", show_default=False),
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Seeds, 0 to n-1.")] = 3,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the findings.")] = Path("results"),
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run a study and test its claims; what is already there is not run again.
-
-    [bold]Examples[/bold]
-
-      oneflare study lambda
-
-      oneflare study lambda epochs=4 --seeds 1 --out /tmp/quick
-    """
-    from oneflare.cli import show
-    from oneflare.cli.progress import progress
-    from oneflare.config import parse_overrides
-    from oneflare.study.studies import find_study, run_study
-
-    chosen = find_study(name)
-    layer = parse_overrides(settings or [])
-    with progress(enabled=not quiet, table=False) as observer:
-        findings = run_study(chosen, layer, seeds=seeds, folder=out, observer=observer)
-    if json:
-        show.as_json(findings.to_dict())
-    elif not quiet:
-        show.findings(findings)

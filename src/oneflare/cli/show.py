@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oneflare.stages import Result
     from oneflare.study import Comparison
     from oneflare.study.bench.suite import Target
+    from oneflare.study.declare import Declaration
     from oneflare.study.studies import Findings
 
 WIDEST_TABLE = 20
@@ -219,6 +220,35 @@ def explanation(content: Explanation) -> None:
 
 def _indented(text: str, spaces: int) -> str:
     return text.replace("\n", "\n" + " " * spaces)
+
+
+def studies(entries: Iterable[Declaration]) -> None:
+    table = Table()
+    table.add_column("study", no_wrap=True)
+    table.add_column("what it asks")
+    for entry in entries:
+        table.add_row(entry.name, f"{entry.title}. {entry.question}")
+    table.add_row("lambda", "The lambda laboratory on digits: what every way of deciding lambda does to it.")
+    console_for().print(table)
+
+
+def study_results(content: Mapping[str, Any]) -> None:
+    from oneflare.study.markdown import percent, place_name, points
+
+    console = console_for()
+    cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
+    console.print(f"[bold]{content['title']}[/bold] ({content['scale']}, {len(content['seeds'])} seeds)")
+    for place in content["places"]:
+        table = Table(title=place_name(place), title_justify="left")
+        for name in ("method", "server", "accuracy %", f"difference to {content['baseline']}"):
+            table.add_column(name, justify="left" if name in ("method", "server") else "right", no_wrap=True)
+        for row in content["rows"]:
+            cell = cells[place["id"], row["id"]]
+            label = row["label"].removesuffix(f", {row['fusion']}")
+            table.add_row(label, row["fusion"], percent(cell), points(cell["difference"]))
+        console.print(table)
+    for claim in content["claims"]:
+        console.print(f"{claim['verdict']:9}  {claim['id']}: {claim['text']}", markup=False)
 
 
 def findings(content: Findings) -> None:

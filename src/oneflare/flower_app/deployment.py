@@ -34,6 +34,7 @@ HOST = "127.0.0.1"
 CONNECTION = "here"
 START_SECONDS = 90.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LEVEL = re.compile(r"^INFO *: *")
 
 
 def _ignore(text: str) -> None:
@@ -147,7 +148,9 @@ class Deployment:
             assert process.stdout is not None
             with process.stdout as lines:
                 for line in lines:
-                    say(_COLOUR.sub("", line.decode(errors="replace")).rstrip())
+                    text = _LEVEL.sub("", _COLOUR.sub("", line.decode(errors="replace")).strip())
+                    if text:
+                        say(text)
         finally:
             timer.cancel()
             _end(process, signal.SIGTERM)

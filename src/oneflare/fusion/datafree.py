@@ -35,6 +35,8 @@ from oneflare.seeds import torch_generator
 NOISE = 64
 WIDTH = 32
 """of the generator"""
+LOUD = 3.0
+"""the label's part in the generator's input, beside noise of size 1"""
 
 
 def disagreement_loss(teacher: Tensor, student: Tensor) -> Tensor:
@@ -81,9 +83,9 @@ class Inventor:
 
     def __init__(self, uploads: UploadSet, lr: float, batch_size: int, seed: int) -> None:
         image = uploads.contract.image
-        self.generator = initial_generator(NOISE, image.channels, image.size, WIDTH, seed)
-        self.optimizer = Adam(list(self.generator.parameters()))
         self.classes = len(uploads.contract.classes)
+        self.generator = initial_generator(NOISE + self.classes, image.channels, image.size, WIDTH, seed)
+        self.optimizer = Adam(list(self.generator.parameters()))
         self.lr, self.batch_size, self.seed = lr, batch_size, seed
 
     def draw(self, round_: int) -> tuple[Tensor, Tensor]:
@@ -93,8 +95,9 @@ class Inventor:
         first = torch.randperm(self.classes, generator=random)
         return noise, first[torch.arange(self.batch_size) % self.classes]
 
-    def images(self, noise: Tensor) -> Tensor:
-        images: Tensor = self.generator(noise)
+    def images(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """The generator is told the label, so that it need not learn anew in every round what each class is."""
+        images: Tensor = self.generator(torch.cat([noise, LOUD * F.one_hot(labels, self.classes)], 1))
         return images
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +115,9 @@ class DatafreeTraining(StudentTraining):
         network = initial_student(uploads, fusion.start, fusion.seed)
         self.fusion = fusion
         self.teacher = Teacher(build_fusion(fusion.teacher).fuse(uploads))
-        self.student = Student(network, uploads, fusion.lr, fusion.temperature)
+        # A mean of clients knows the statistics of real images, which invented ones would spoil.
+        keep = fusion.start == "average"
+        self.student = Student(network, uploads, fusion.lr, fusion.temperature, keep_statistics=keep)
         self.inventor = Inventor(uploads, fusion.generator_lr, fusion.batch_size, fusion.seed)
         self.pool = Pool.empty(uploads)
         self.step = 0
@@ -132,7 +137,7 @@ class DatafreeTraining(StudentTraining):
         for _ in range(self.fusion.generator_steps):
             self.improve(noise, labels)
         with torch.no_grad():
-            self.keep(self.inventor.images(noise), labels)
+            self.keep(self.inventor.images(noise, labels), labels)
         for index in range(self.fusion.student_steps):
             number = self.round * self.fusion.student_steps + index
             rows = draw_batch(len(self.pool), self.fusion.batch_size, self.fusion.seed, number)
@@ -141,7 +146,7 @@ class DatafreeTraining(StudentTraining):
 
     def improve(self, noise: Tensor, labels: Tensor) -> None:
         """One step of the generator."""
-        images = self.inventor.images(noise)
+        images = self.inventor.images(noise, labels)
         loss = self.generator_loss(images, labels)
         loss.backward()
         self.inventor.optimizer.step(self.inventor.lr)
@@ -240,12 +245,12 @@ class DistillDatafree(Datafree):
         self,
         *,
         teacher: Named = "count_prototypes",
-        rounds: Count = 20,
+        rounds: Count = 5,
         generator_steps: Count = 10,
         student_steps: Count = 20,
         batch_size: Batch = 64,
         lr: Positive = 1e-3,
-        generator_lr: Positive = 1e-3,
+        generator_lr: Positive = 1e-2,
         temperature: Positive = 0.5,
         statistics: Weight = 1.0,
         diversity: Weight = 0.5,

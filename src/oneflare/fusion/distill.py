@@ -61,8 +61,17 @@ def initial_student(uploads: UploadSet, start: Start, seed: int) -> PrototypeNet
 class Student:
     """The network that learns, with its optimiser (Adam, rate falling as a cosine)."""
 
-    def __init__(self, network: PrototypeNetwork, uploads: UploadSet, lr: float, temperature: float) -> None:
+    def __init__(
+        self,
+        network: PrototypeNetwork,
+        uploads: UploadSet,
+        lr: float,
+        temperature: float,
+        keep_statistics: bool = False,
+    ) -> None:
+        """keep_statistics: batch normalisation stays as it is instead of following the images."""
         self.network = network.requires_grad_(True)
+        self.keep_statistics = keep_statistics
         self.image = uploads.contract.image
         self.lr = lr
         self.temperature = temperature
@@ -76,7 +85,7 @@ class Student:
 
     def learn(self, images: Tensor, teacher: Tensor, progress: float) -> float:
         """One step toward the teacher's logits `(n, C)` on these images; returns the loss."""
-        self.network.train()
+        self.network.train(not self.keep_statistics)
         loss = distillation_loss(teacher, self.logits(images), self.temperature)
         loss.backward()
         self.optimizer.step(self.lr * self.schedule(progress))
@@ -194,10 +203,10 @@ class DistillPublic(Distillation):
         self,
         *,
         teacher: Named = "count_prototypes",
-        steps: Count = 400,
+        steps: Count = 300,
         batch_size: Batch = 64,
         lr: Positive = 1e-3,
-        temperature: Positive = 1.0,
+        temperature: Positive = 0.5,
         start: Start = "average",
         seed: int = 0,
     ) -> None:

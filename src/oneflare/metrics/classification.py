@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+BINS = 15
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -19,6 +21,8 @@ class Scores:
     calibration_error: float
     per_class: list[float | None]
     """None for a class without test samples"""
+    reliability: list[dict[str, float]]
+    """per bin of confidence that holds samples: how many, their mean confidence, their accuracy"""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -36,6 +40,7 @@ def score(logits: Tensor, labels: Tensor) -> Scores:
         worst_class=min(present),
         calibration_error=expected_calibration_error(logits.softmax(1), labels),
         per_class=per_class,
+        reliability=reliability(logits.softmax(1), labels),
     )
 
 
@@ -45,10 +50,31 @@ def recall_per_class(hit: Tensor, labels: Tensor, classes: int) -> list[float | 
     return [int(r) / int(t) if t else None for r, t in zip(right, total, strict=True)]
 
 
-def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """sum over equal-width bins of (share of samples) |accuracy - mean confidence| (Naeini et al. 2015)"""
-    confidence, predicted = probabilities.double().max(1)
-    hit = (predicted == labels).double()
-    index = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    confidence, hit, index = _binned(probabilities, labels, bins)
     gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, index, hit - confidence)
     return float(gaps.abs().sum() / len(labels))
+
+
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[dict[str, float]]:
+    """The bins of the expected calibration error: it is the sum of count |accuracy - confidence| over them, over n."""
+    confidence, hit, index = _binned(probabilities, labels, bins)
+    rows = []
+    for number in index.unique().tolist():
+        inside = index == number
+        rows.append(
+            {
+                "count": int(inside.sum()),
+                "confidence": float(confidence[inside].mean()),
+                "accuracy": float(hit[inside].mean()),
+            }
+        )
+    return rows
+
+
+def _binned(probabilities: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Confidence, whether right (0 or 1) and number of the equal-width bin, per sample."""
+    confidence, predicted = probabilities.double().max(1)
+    hit = (predicted == labels).double()
+    return confidence, hit, (confidence * bins).ceil().long().clamp(1, bins) - 1

@@ -1,5 +1,5 @@
-"""Figures and one self-contained HTML page from the files of a run or a comparison."""
+"""Figures, tables and one self-contained HTML page from the files of a run, a comparison or a study."""
 
-from oneflare.report.page import write_comparison, write_report
+from oneflare.report.page import read_story, write_comparison, write_report, write_study
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["read_story", "write_comparison", "write_report", "write_study"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -33,11 +34,23 @@ def write_federation_page(fused: Fused) -> Path:
         content=content,
         fingerprint=short(fused.charter.fingerprint),
         limits=limits(fused.charter, content),
-        figure=None if None in tables else figures.client_class_picture(tables, content["classes"]),
+        figure=None if None in tables else _owners(tables, content["classes"]),
         terms=fused.charter.to_yaml(),
     )
     write_text(fused.files.report, page)
     return fused.files.report
+
+
+def _owners(table: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+    """Images per member and class, as SVG text."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "oneflare", "svg.fonttype": "none", "font.size": 9}):
+        figure = figures.client_class({"table": table, "classes": classes})
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
 
 
 def limits(charter: Charter, content: dict[str, Any]) -> list[str]:

@@ -1,99 +1,130 @@
-"""One HTML file that opens from disk: tables, figures, configuration."""
+"""One HTML file that opens from disk: the story's tables, its figures, and the data behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from oneflare._version import __version__
 from oneflare.errors import RunError
 from oneflare.files import write_text
-from oneflare.report import figures
-from oneflare.stages import Result, RunFiles, read_experiment, read_result
+from oneflare.report.collect import comparison_story, run_story
+from oneflare.report.from_study import is_study, study_story
+from oneflare.report.story import Story
+from oneflare.stages import RunFiles, read_result
 from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
 
+SIGNS = {"confirmed": "✔", "refuted": "✘", "undecided": "?"}
+SCRIPTS = ("chart.js", "figures.js", "page.js")
+"""read in this order into one scope; no library, no network"""
+SHOW_ALL_PANELS = 3
+"""up to here the tables of all settings are open at once"""
 
-def write_report(folder: Path) -> Path:
-    """The page of a run or of a comparison, whichever the folder holds."""
-    if (folder / FILE).exists():
-        return write_comparison(read_comparison(folder))
-    if not folder.is_dir():
-        raise RunError(f"no folder at {folder}")
-    result = read_result(folder)
-    path = RunFiles(folder).report
-    write_text(path, _render("OneFlare run", None, [_section(result, result.content["method"])]))
-    return path
+
+def read_story(path: Path, runs: Path = Path("runs")) -> Story:
+    """Of a run, a comparison (folders) or a study (its JSON, or the folder that holds nothing else)."""
+    if is_study(path):
+        return study_story(path, runs)
+    if not path.exists():
+        raise RunError(f"nothing at {path}; give the folder of a run or a comparison, or the JSON of a study")
+    if (path / FILE).exists():
+        return comparison_story(read_comparison(path))
+    if not RunFiles(path).experiment.exists():
+        scales = sorted(path.glob("*.json"))
+        if len(scales) == 1:
+            return study_story(scales[0], runs)
+        if scales:
+            raise RunError(f"{path} holds several results; choose one of {', '.join(str(scale) for scale in scales)}")
+    return run_story(read_result(path))
+
+
+def write_report(path: Path, runs: Path = Path("runs")) -> Path:
+    """The page, beside what it describes."""
+    return write_page(read_story(path, runs))
 
 
 def write_comparison(comparison: Comparison) -> Path:
-    sections = [
-        _section(comparison.results[method][0], f"{method}, seed {comparison.seeds[0]}")
-        for method in comparison.methods
-    ]
-    path = comparison.folder / "report.html"
-    write_text(path, _render("OneFlare comparison", _comparison_table(comparison), sections))
-    return path
+    return write_page(comparison_story(comparison))
 
 
-def _render(title: str, comparison: dict[str, Any] | None, sections: Sequence[dict[str, Any]]) -> str:
+def write_study(path: Path, runs: Path) -> Path:
+    """path: a study's results (JSON); the page has the same name and ends in .html"""
+    return write_page(study_story(path, runs))
+
+
+def write_page(story: Story) -> Path:
+    write_text(story.page, render(story))
+    return story.page
+
+
+def render(story: Story) -> str:
     from jinja2 import Environment
+    from markupsafe import Markup
 
-    source = resources.files("oneflare.report").joinpath("page.html.j2").read_text()
+    part = resources.files("oneflare.report").joinpath
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(source).render(title=title, comparison=comparison, sections=sections)
+    return environment.from_string(part("page.html.j2").read_text()).render(
+        story=story,
+        sections=_sections(story),
+        signs=SIGNS,
+        main_words="the study's main fusion" if story.kind == "study" else "the method's own fusion",
+        show_all=len(story.panels) <= SHOW_ALL_PANELS,
+        has_lambdas=_has_lambdas(story),
+        start=_first_to_show(story),
+        version=__version__,
+        data=Markup(json_for_html(story.to_dict())),
+        css=Markup(part("page.css").read_text()),
+        script=Markup("\n".join(part(name).read_text() for name in SCRIPTS)),
+    )
 
 
-def _comparison_table(comparison: Comparison) -> dict[str, Any]:
-    rows = []
-    for method in comparison.methods:
-        cells = []
-        for fusion in comparison.fusions:
-            cell = comparison.cell(method, fusion)
-            gap = comparison.difference(method, fusion)
-            cells.append(
-                {
-                    "mean": None if cell is None else 100 * cell.mean,
-                    "std": None if cell is None or len(cell.accuracies) < 2 else 100 * cell.std,
-                    "gap": None if gap is None or method == comparison.methods[0] else 100 * gap[0],
-                    "own": comparison.own_fusion(method) == fusion,
-                }
-            )
-        rows.append({"method": method, "cells": cells})
-    return {
-        "fusions": comparison.fusions,
-        "rows": rows,
-        "seeds": len(comparison.seeds),
-        "first": comparison.methods[0],
-    }
+def _sections(story: Story) -> list[tuple[str, str]]:
+    """Anchors and their names in the order a reader asks."""
+    inside = [
+        ("clients", "Clients"),
+        ("lambda", "Lambda"),
+        ("geometry", "Geometry"),
+        ("classes", "Classes and calibration"),
+    ]
+    return [
+        *([("verdicts", "Verdicts")] if story.verdicts else []),
+        ("comparison", "Fusions compared" if story.kind == "run" else "Methods compared"),
+        *([("log", "The research log")] if story.log else []),
+        ("checkpoints", "Checkpoints"),
+        ("fusions", "Fusions and cost"),
+        *([("lambdas", "Lambda by method")] if _has_lambdas(story) else []),
+        *(inside if story.runs else []),
+        ("provenance", "How it was made"),
+    ]
 
 
-def traces_of(result: Result) -> dict[int, list[dict[str, float]]]:
-    """The traces of the clients that took part."""
-    files = RunFiles(result.folder)
-    return {client: files.client(client).read_trace() for client in result.content["fused_clients"]}
+def _has_lambdas(story: Story) -> bool:
+    """A run shows its clients' lambda; several methods also show theirs against each other."""
+    return story.kind != "run" and any(panel.lambdas for panel in story.panels)
 
 
-def _section(result: Result, title: str) -> dict[str, Any]:
-    content = result.content
-    traces = traces_of(result)
-    experiment = read_experiment(result.folder)
-    controller = experiment.controller
-    aligned = any(row["lambda_raw_max"] > 0 for rows in traces.values() for row in rows)
-    bound = controller.get("lambda_max") if controller.get("valve", 0) != 0 else None
-    curves = {
-        name: ([point["epoch"] for point in row["history"]], [point["accuracy"] for point in row["history"]])
-        for name, row in result.fusions.items()
-    }
-    return {
-        "title": title,
-        "content": content,
-        "headline": result.headline,
-        "fusions": result.fusions,
-        "accuracy_figure": figures.accuracy_over_checkpoints(curves),
-        "has_history": any(len(epochs) > 1 for epochs, _ in curves.values()),
-        "lambda_figure": (figures.lambda_curves(traces, bound) if aligned else None),
-        "client_figure": figures.client_class_picture(content["partition"]["table"], content["data"]["classes"]),
-        "configuration": experiment.to_yaml(),
-    }
+def _first_to_show(story: Story) -> int:
+    """The run to open: the first that has a lambda to look at."""
+    return next((number for number, run in enumerate(story.runs) if run["lambda"] is not None), 0)
+
+
+def json_for_html(value: Any) -> str:
+    """JSON that no name inside it can break out of: `<`, `>` and `&` are written as escapes, infinities as null."""
+    text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -9,11 +9,10 @@ from typing import Any
 
 from oneflare.errors import ConfigError
 from oneflare.files import write_bytes
-from oneflare.report.figures import COLOURS, _tidy
+from oneflare.report.figures import COLOURS, FORMATS, tidy
 from oneflare.schedules import Schedule
 from oneflare.study.toy import TwoWells, descend, share_that_leaves
 
-FORMATS = (".png", ".svg", ".pdf")
 SMALLEST = 1e-3
 """lambda is drawn on a logarithmic axis"""
 DOTTED: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": ":"}
@@ -22,8 +21,8 @@ Traces = Mapping[int, Sequence[Mapping[str, float]]]
 
 def check_format(path: Path) -> None:
     """Before any work."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out {path}: choose a file that ends in {', '.join(FORMATS)}")
+    if path.suffix.lower()[1:] not in FORMATS:
+        raise ConfigError(f"--out {path}: choose a file that ends in {', '.join(f'.{name}' for name in FORMATS)}")
 
 
 def save(figure: Any, path: Path) -> None:
@@ -33,8 +32,8 @@ def save(figure: Any, path: Path) -> None:
     kind = path.suffix.lower()[1:]
     buffer = io.BytesIO()
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    with mpl.rc_context({"svg.hashsalt": "oneflare", "svg.fonttype": "none", "font.size": 9}):
-        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+    with mpl.rc_context({"svg.hashsalt": "oneflare", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}):
+        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
     write_bytes(path, buffer.getvalue())
 
 
@@ -60,7 +59,7 @@ def _draw_schedule(axes: Any, schedule: Schedule, title: str, points: int, **sty
     axes.set_xlabel("progress p")
     axes.set_ylabel("value")
     axes.set_title(title, fontsize=9)
-    _tidy(axes)
+    tidy(axes)
 
 
 def toy_picture(schedule: Schedule, falling: Schedule, title: str, seed: int = 0) -> Any:
@@ -88,7 +87,7 @@ def toy_picture(schedule: Schedule, falling: Schedule, title: str, seed: int = 0
     path.set_ylabel("theta (dotted: the ridge)")
     path.legend(loc="upper right")
     for axes in (loss, path):
-        _tidy(axes)
+        tidy(axes)
     return figure
 
 
@@ -114,7 +113,7 @@ def lambda_picture(runs: Mapping[str, Traces], reference: float) -> Any:
         axes.set_title(title, fontsize=9)
         if logarithmic:
             axes.set_yscale("log")
-        _tidy(axes)
+        tidy(axes)
     for axes in panels[0]:
         points = [k / 100 for k in range(100)]
         line = [max(reference * (1 - p), SMALLEST) for p in points]

@@ -35,7 +35,7 @@ STAMP = "measured"
 """in metrics.json: of which uploads and options the costs are"""
 FIGURES = (
     "accuracy", "balanced_accuracy", "worst_class", "calibration_error", "parameters", "forward_passes",
-    "fuse_seconds", "peak_memory_bytes", "needed_bytes",
+    "fuse_seconds", "fuse_cpu_seconds", "peak_memory_bytes", "needed_bytes",
 )  # fmt: skip
 
 DIAGNOSTICS = {
@@ -289,6 +289,7 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> dict[
     workspace.discard()
     return {
         "fuse_seconds": cost.seconds,
+        "fuse_cpu_seconds": cost.cpu_seconds,
         "peak_memory_bytes": cost.peak_memory_bytes,
         "needed_bytes": sum(upload.needed_bytes(fusion.needs) for upload in uploads),
         STAMP: _stamp(spec, uploads),

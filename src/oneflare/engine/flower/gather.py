@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from flwr.app import Message, MessageType, RecordDict
@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from oneflare.errors import OneFlareError
 
 LONGEST_PAUSE = 1.0
+AT_ONCE = 16
 _EXCEPTION = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 
 
@@ -71,7 +72,7 @@ def gather(
                 waiting[number] = node
             else:
                 outcome.left_out[node] = "the question could not be sent"
-        for reply in grid.pull_messages(list(waiting)) if waiting else ():
+        for reply in _arrived(grid, list(waiting)):
             node = waiting.pop(reply.metadata.reply_to_message_id)
             pause = 0.05
             reason = _taken(node, reply, accept)
@@ -92,6 +93,12 @@ def gather(
         outcome.left_out[node] = f"no reply within {terms.reply_seconds:g} s"
         say(f"node {node} is left out: {outcome.left_out[node]}")
     return outcome
+
+
+def _arrived(grid: Grid, numbers: list[str]) -> Iterator[Message]:
+    """Replies that are there, a few at a time: a grid holds all it is asked for in memory."""
+    for start in range(0, len(numbers), AT_ONCE):
+        yield from grid.pull_messages(numbers[start : start + AT_ONCE])
 
 
 def _taken(node: int, reply: Message, accept: Callable[[int, RecordDict], None]) -> str | None:

@@ -1,0 +1,49 @@
+"""`oneflare report`: the page, and its figures and tables as files for a paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    path: Annotated[
+        Path, typer.Argument(metavar="WHAT", help="Folder of a run or a comparison, or a study's results (JSON).")
+    ],
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also write the figures as files into this folder.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--format", help="Of the figures: pdf, png or svg.")] = "pdf",
+    latex: Annotated[bool, typer.Option("--latex", help="Also write the tables as LaTeX, beside the page.")] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="For a study: the folder of its runs.")] = Path("runs"),
+) -> None:
+    """Write one page that tells what was run and what came out: open it in any browser, no network needed.
+
+    [bold]Examples[/bold]
+
+      oneflare report runs/demo
+
+      oneflare report results/table2/smoke.json --latex
+
+      oneflare report runs/demo --figures figures --format pdf
+    """
+    from oneflare.cli import show
+    from oneflare.errors import ConfigError, did_you_mean
+    from oneflare.files import write_text
+    from oneflare.report.figures import FORMATS, write_figures
+    from oneflare.report.latex import latex as tables_of
+    from oneflare.report.page import read_story, write_page
+
+    if kind not in FORMATS:
+        raise ConfigError(f"--format: unknown format '{kind}'{did_you_mean(kind, FORMATS)}")
+    story = read_story(path, runs)
+    show.line(f"report: {write_page(story)}")
+    if latex:
+        tables = story.page.with_suffix(".tex")
+        write_text(tables, tables_of(story))
+        show.line(f"tables: {tables}")
+    if figures is not None:
+        written = write_figures(story, figures, kind)
+        show.line(f"figures: {len(written)} in {figures}")

@@ -1,0 +1,158 @@
+"""`oneflare study`: the research log's claims and the paper's tables, rerun from their declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oneflare.cli.commands import Json, Quiet
+
+if TYPE_CHECKING:
+    from oneflare.config import Layer
+    from oneflare.study.cells import Plan
+    from oneflare.study.execute import Outcome
+
+LABORATORY = "lambda"
+
+
+def study(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]... [KEY=VALUE]...",
+            help="Studies by name, a declaration of your own (.yaml), or 'all'; then settings for every cell. "
+            "Without a name: the list of studies.",
+            show_default=False,
+        ),
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", "-s", help="smoke, small or paper.")] = "smoke",
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", "-n", min=1, help="Seeds, 0 to n-1; default: the scale's (3).")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Also the places that are declared as more than usual.")] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder whose cells/ holds the runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("results"),
+    processes: Annotated[
+        int | None, typer.Option("--processes", "-p", min=1, help="Cells run at once; default: one per core.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and the time they take.")] = False,
+    collect_only: Annotated[
+        bool, typer.Option("--collect", help="Make the results from the cells that are finished; run none.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rerun a piece of the research: its tables, figures and claims, with verdicts.
+
+    The same command again goes on where it stopped. Several shells may work on one folder of runs.
+
+    [bold]Examples[/bold]
+
+      oneflare study
+
+      oneflare study table2 --scale smoke
+
+      oneflare study table1 c8 c15 --scale small --dry-run
+
+      oneflare study lambda epochs=4 --seeds 1 --out /tmp/quick
+    """
+    from oneflare.cli import show
+    from oneflare.config import parse_overrides
+    from oneflare.errors import ConfigError, RunError
+    from oneflare.report import write_study
+    from oneflare.study.cells import make_plan
+    from oneflare.study.declare import declared, find_declaration
+    from oneflare.study.results import collect, write_results
+    from oneflare.study.scales import find_scale
+
+    names = [word for word in words or [] if "=" not in word]
+    layer = parse_overrides(word for word in words or [] if "=" in word)
+    if not names:
+        show.studies([find_declaration(name) for name in declared()])
+        return
+    if LABORATORY in names:
+        if len(names) > 1:
+            raise ConfigError(f"run '{LABORATORY}' by itself; it has a layout of its own")
+        _laboratory(layer, seeds or 3, out, json=json, quiet=quiet)
+        return
+    chosen = list(declared()) if names == ["all"] else names
+    size = find_scale(scale)
+    plans = [make_plan(find_declaration(name), size, seeds=seeds, full=full, overrides=layer) for name in chosen]
+    if dry_run:
+        _dry_run(plans, runs, processes, json=json)
+        return
+    failed = [] if collect_only else _run(plans, runs, processes, quiet=quiet)
+    contents = [collect(plan, runs) for plan in plans]
+    paths = [write_results(content, out) for content in contents]
+    pages = [write_study(path, runs) for path in paths]
+    if json:
+        show.as_json(contents[0] if len(contents) == 1 else contents)
+    elif not quiet:
+        for content, path, page in zip(contents, paths, pages, strict=True):
+            show.study_results(content)
+            show.line(f"results: {path}, {path.with_suffix('.md')}")
+            show.line(f"report: {page}")
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise RunError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
+
+
+def _run(plans: list[Plan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
+    """The cells that failed."""
+    from oneflare.cli.study_progress import study_progress
+    from oneflare.study.cells import unique_cells
+    from oneflare.study.estimate import estimate
+    from oneflare.study.execute import run_cells
+
+    cells = unique_cells(plans)
+    with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as watcher:
+        outcomes = run_cells(cells, runs, processes=processes, watcher=watcher)
+    return [outcome for outcome in outcomes if outcome.status == "failed"]
+
+
+def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool) -> None:
+    from oneflare.cli import show
+    from oneflare.cli.progress import progress
+    from oneflare.study.studies import find_study, run_study
+
+    with progress(enabled=not quiet, table=False) as observer:
+        findings = run_study(find_study(LABORATORY), layer, seeds=seeds, folder=out, observer=observer)
+    if json:
+        show.as_json(findings.to_dict())
+    elif not quiet:
+        show.findings(findings)
+
+
+def _dry_run(plans: list[Plan], runs: Path, processes: int | None, *, json: bool) -> None:
+    from oneflare.cli import show
+    from oneflare.engine import default_workers
+    from oneflare.study.cells import unique_cells
+    from oneflare.study.estimate import duration, estimate
+
+    cells = unique_cells(plans)
+    seconds = estimate(cells, runs)
+    done = {cell.name: (cell.folder(runs) / "result.json").exists() for cell in cells}
+    if json:
+        show.as_json(
+            [
+                {
+                    "cell": cell.name,
+                    "folder": str(cell.folder(runs)),
+                    "done": done[cell.name],
+                    "seconds": round(seconds[cell.name], 1),
+                    "layer": cell.layer,
+                    "fusions": list(cell.fusions),
+                }
+                for cell in cells
+            ]
+        )
+        return
+    for cell in cells:
+        show.line(f"{cell.name}  {'done' if done[cell.name] else duration(seconds[cell.name])}")
+    left = sum(seconds[name] for name, complete in done.items() if not complete)
+    at_once = processes or default_workers()
+    show.line(
+        f"{len(cells)} cells, {sum(done.values())} done; about {duration(left / at_once)} left with {at_once} at once"
+    )

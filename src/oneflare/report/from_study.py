@@ -1,0 +1,265 @@
+"""The story of a study, from `results/<study>/<scale>.json` alone; run folders, where they are, add the insides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oneflare.errors import OneFlareError, RunError
+from oneflare.files import read_json
+from oneflare.report import lead
+from oneflare.report.collect import bounded, run_label
+from oneflare.report.details import mean_lambda, traces_of
+from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Verdict, curve_of
+from oneflare.stages import Result, read_result
+
+SCHEMA = 1
+Json = Mapping[str, Any]
+
+
+def is_study(path: Path) -> bool:
+    return path.suffix == ".json" and path.is_file()
+
+
+def study_story(path: Path, runs: Path = Path("runs")) -> Story:
+    """path: the results; runs: the folder their run paths are relative to."""
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or "cells" not in content:
+        raise RunError(f"{path} is not the result of a study (schema {SCHEMA}); run `oneflare study NAME` again")
+    arms = {row["arm"]: row["label"] for row in content["rows"] if row["id"] == row["arm"]}
+    rows = {row["id"]: row | {"name": arms[row["arm"]], "main": row["id"] == row["arm"]} for row in content["rows"]}
+    places = {place["id"]: place for place in content["places"]}
+    panels = [_panel(content, rows, place, runs) for place in content["places"]]
+    verdicts = [_verdict(claim, rows, places) for claim in content["claims"]]
+    missing = sum(len(cell["missing"]) for cell in content["cells"] if rows[cell["row"]]["main"])
+    found = list(_folders(content, rows, runs))
+    everyone = sum(len(cell["runs"]) for cell in content["cells"] if rows[cell["row"]]["main"])
+    return Story(
+        kind="study",
+        title=content["title"],
+        page=path.with_suffix(".html"),
+        lead=lead.of_study(
+            content["question"], panels, verdicts, content["scale_summary"], len(content["seeds"]), missing
+        ),
+        facts=_facts(content),
+        panels=panels,
+        runs=bounded(found),
+        all_runs=everyone,
+        verdicts=verdicts,
+        rule=content["rule"],
+        log=[{"settings": entry["settings"], "values": _named(rows, entry["values"])} for entry in content["log"]],
+        sweeps=[sweep for figure in content["figures"] for sweep in _sweeps(content, rows, figure)],
+        provenance={
+            "study": f"{content['study']} at scale {content['scale']}",
+            **{key: str(value) for key, value in content["provenance"].items()},
+        },
+        note=content["note"],
+    )
+
+
+def place_title(place: Json, places: Sequence[Json] = ()) -> str:
+    """Among several places, a number of clients that all share goes without saying."""
+    title = f"{place['data']}, alpha {place['alpha']:g}"
+    shared = len(places) > 1 and len({other["clients"] for other in places}) == 1
+    return title if shared else f"{title}, {place['clients']} clients"
+
+
+def _named(rows: Mapping[str, Json], values: Json) -> dict[str, Any]:
+    """By label, in the order of the table."""
+    return {str(row["label"]): values[key] for key, row in rows.items() if key in values} | {
+        key: value for key, value in values.items() if key not in rows
+    }
+
+
+def _facts(content: Json) -> dict[str, str]:
+    def over(key: str) -> str:
+        return ", ".join(dict.fromkeys(f"{place[key]}" for place in content["places"]))
+
+    return {
+        "scale": f"{content['scale']}: {content['scale_summary']}",
+        "data": over("data"),
+        "alpha": over("alpha"),
+        "clients": over("clients"),
+        "seeds": ", ".join(str(seed) for seed in content["seeds"]),
+    }
+
+
+def _panel(content: Json, rows: Mapping[str, Json], place: Json, runs: Path) -> Panel:
+    cells = [cell for cell in content["cells"] if cell["place"] == place["id"] and cell["accuracies"]]
+    baseline = str(rows[content["baseline"]]["name"])
+    missing = [f"{rows[cell['row']]['label']}: seeds {cell['missing']}" for cell in cells if cell["missing"]]
+    curves = []
+    for cell in cells:
+        row, history = rows[cell["row"]], cell["history"]
+        if history:
+            values = list(zip(*(point["accuracies"] for point in history), strict=True))
+            epochs = [point["epoch"] for point in history]
+            curves.append(curve_of(row["name"], row["fusion"], row["main"], epochs, values))
+    return Panel(
+        place_title(place, content["places"]),
+        baseline,
+        [_row(rows[cell["row"]], cell, baseline) for cell in cells],
+        curves,
+        [curve for cell in cells if rows[cell["row"]]["main"] for curve in _lambdas(rows[cell["row"]], cell, runs)],
+        note=f"Not there yet: {'; '.join(missing)}." if missing else "",
+    )
+
+
+def _row(row: Json, cell: Json, baseline: str) -> Row:
+    gap = None
+    if cell["difference"] is not None:
+        low, high = cell["difference"]["interval"] or (None, None)
+        gap = Gap(baseline, cell["difference"]["mean"], low, high)
+    return Row(
+        row["name"],
+        row["fusion"],
+        row["main"],
+        seeds=cell["seeds"],
+        accuracies=cell["accuracies"],
+        mean=cell["mean"],
+        std=cell["std"],
+        low=None if cell["std"] is None else cell["mean"] - cell["std"],
+        high=None if cell["std"] is None else cell["mean"] + cell["std"],
+        gap=gap,
+        balanced=cell["balanced"],
+        worst_class=cell["worst_class"],
+        calibration_error=cell["calibration_error"],
+        passes=cell["cost"]["forward_passes"],
+        parameters=cell["cost"]["parameters"],
+        train_seconds=cell["cost"]["train_seconds"],
+        upload_bytes=cell["cost"]["upload_bytes"],
+    )
+
+
+def _lambdas(row: Json, cell: Json, runs: Path) -> Iterator[LambdaCurve]:
+    """From the results where they keep traces, otherwise from the run folders."""
+    if cell["lambda"] is None:
+        return
+    kept = cell["lambda"]["traces"]
+    if kept is not None:
+        traces: list[list[dict[str, float]]] = [
+            [
+                {"epoch": epoch, "lambda_raw": raw, "lambda_effective": effective}
+                for epoch, raw, effective in zip(trace["epoch"], trace["raw"], trace["effective"], strict=True)
+            ]
+            for trace in kept
+        ]
+    else:
+        traces = [trace for folder in cell["runs"] for trace in _traces(runs / folder)]
+    found = mean_lambda(row["name"], traces)
+    if found is not None:
+        yield found
+
+
+def _traces(folder: Path) -> Iterator[list[dict[str, float]]]:
+    result = _result(folder)
+    if result is not None:
+        yield from traces_of(result).values()
+
+
+def _result(folder: Path) -> Result | None:
+    """A run that was cleared away is no error: the results stand on their own."""
+    try:
+        return read_result(folder)
+    except OneFlareError:
+        return None
+
+
+def _folders(content: Json, rows: Mapping[str, Json], runs: Path) -> Iterator[tuple[Result, str, int]]:
+    """Runs that are still there: the first seed of everything, then the second, so that cutting keeps the breadth."""
+    places = {place["id"]: number for number, place in enumerate(content["places"])}
+    cells = [cell for cell in content["cells"] if rows[cell["row"]]["main"]]
+    for seed in content["seeds"]:
+        for cell in cells:
+            for found, folder in zip(cell["seeds"], cell["runs"], strict=True):
+                result = _result(runs / folder) if found == seed else None
+                if result is not None:
+                    yield result, run_label(result, rows[cell["row"]]["name"]), places[cell["place"]]
+
+
+def _verdict(claim: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> Verdict:
+    evidence = [_evidence(test, rows, places) for test in claim["tests"]]
+    return Verdict(claim["id"], claim["text"], claim["verdict"], evidence, claim["log"])
+
+
+def _evidence(test: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> str:
+    """`FLARE against FAFI (cifar10, alpha 0.05, 5 clients): +1.2 points [-0.4, +2.9], p 0.08, wanted above 0`"""
+    what = test["text"]
+    if test["kind"] == "difference":
+        what = f"{rows[test['arm']]['label']} against {rows[test['than']]['label']}"
+        what += "" if test["measure"] == "accuracy" else f", {test['measure']}"
+    if test["place"] not in places:
+        what += f" ({test['place']})"
+    elif len(places) > 1:
+        what += f" ({place_title(places[test['place']], list(places.values()))})"
+    unit = f" {test['unit']}" if test["unit"] else ""
+    digits = ".1f" if test["unit"] else ".3g"
+    parts = ["no run yet" if test["mean"] is None else f"{test['mean']:+{digits}}{unit}"]
+    if test["interval"] is not None:
+        low, high = test["interval"]
+        parts[0] += f" [{low:+{digits}}, {high:+{digits}}]"
+    elif test["values"] and len(test["values"]) > 1:
+        parts[0] += f" (by seed {', '.join(f'{value:.3g}' for value in test['values'])})"
+    if test["p_value"] is not None:
+        parts.append(f"p {test['p_value']:.2g}")
+    parts.append(f"wanted {test['side']} {test['threshold']:g}")
+    verdict = "" if test["verdict"] == "undecided" else f": {test['verdict']}"
+    return f"{what}: {', '.join(parts)}{verdict}"
+
+
+def _sweeps(content: Json, rows: Mapping[str, Json], figure: Json) -> Iterator[Sweep]:
+    if figure["kind"] == "clients":
+        yield from _over_clients(content, rows, figure)
+    elif figure["kind"] == "sensitivity":
+        yield from _over_lambda(content, rows, figure)
+
+
+def _drawn(content: Json, rows: Mapping[str, Json], figure: Json) -> list[Json]:
+    wanted = figure["arms"] or [row for row, entry in rows.items() if entry["main"]]
+    return [
+        cell
+        for cell in content["cells"]
+        if cell["row"] in wanted
+        and cell["accuracies"]
+        and figure["data"] in (None, cell["data"])
+        and figure["alpha"] in (None, cell["alpha"])
+    ]
+
+
+def _over_clients(content: Json, rows: Mapping[str, Json], figure: Json) -> Iterator[Sweep]:
+    cells = _drawn(content, rows, figure)
+    for data, alpha in dict.fromkeys((cell["data"], cell["alpha"]) for cell in cells):
+        here = [cell for cell in cells if (cell["data"], cell["alpha"]) == (data, alpha)]
+        series = [
+            _series(rows[row]["label"], [(cell["clients"], cell) for cell in here if cell["row"] == row])
+            for row in dict.fromkeys(cell["row"] for cell in here)
+        ]
+        yield Sweep(f"{figure['title']}: {data}, alpha {alpha:g}", "clients", series)
+
+
+def _over_lambda(content: Json, rows: Mapping[str, Json], figure: Json) -> Iterator[Sweep]:
+    from oneflare.methods.resolve import resolve
+
+    cells = _drawn(content, rows, figure)
+    for place in content["places"]:
+        here = [cell for cell in cells if cell["place"] == place["id"]]
+        start = {}
+        for cell in here:
+            controller = resolve(content["settings"][place["id"]][rows[cell["row"]]["arm"]]).controller
+            start[cell["row"]] = float(controller.get("lambda_0", 0.0))
+        with_pull = sorted(((start[cell["row"]], cell) for cell in here if start[cell["row"]] > 0), key=lambda p: p[0])
+        without = next((cell for cell in here if start[cell["row"]] == 0), None)
+        if with_pull:
+            level = None if without is None else {"name": rows[without["row"]]["label"], "mean": without["mean"]}
+            title = f"{figure['title']}: {place_title(place, content['places'])}"
+            yield Sweep(title, "lambda at the start", [_series("mean over seeds", with_pull)], level)
+
+
+def _series(name: str, points: Sequence[tuple[float, Json]]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "x": [x for x, _ in points],
+        "mean": [cell["mean"] for _, cell in points],
+        "std": [cell["std"] for _, cell in points],
+    }

@@ -1,0 +1,54 @@
+"""Which test images a fused model answers rightly: one bit each, kept beside the run, so that images can be resampled.
+
+They are read off the saved models, so that runs from before can be given them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oneflare.data import Dataset
+from oneflare.files import read_json, write_json
+from oneflare.fusion import load_model, logits_of_all
+from oneflare.nn.hardware import one_thread
+from oneflare.stages import RunFiles
+
+FILE = "answers.json"
+LARGEST_SLIP = 0.005
+"""part of the images that may flip between the saved model and the one that was scored (rounding of logits)"""
+
+
+def read_answers(folder: Path, fusion: str) -> NDArray[np.bool_] | None:
+    """`(images,)`, or None where they are not kept."""
+    path = folder / FILE
+    row = read_json(path).get(fusion) if path.exists() else None
+    if row is None:
+        return None
+    bits = np.frombuffer(bytes.fromhex(row["right"]), dtype=np.uint8)
+    return np.unpackbits(bits)[: row["images"]].astype(np.bool_)
+
+
+def keep_answers(folder: Path, fusions: Iterable[str], dataset: Dataset) -> None:
+    """Ask the saved models that have not been asked yet; one pass of each client's encoder serves all fusions.
+
+    A model that does not reproduce its own accuracy has none: its answers would belong to something else.
+    """
+    files = RunFiles(folder)
+    path = folder / FILE
+    kept: dict[str, Any] = read_json(path) if path.exists() else {}
+    missing = [name for name in fusions if name not in kept and files.model(name).exists()]
+    if not missing:
+        return
+    with one_thread():
+        logits = logits_of_all({name: load_model(files.model(name)) for name in missing}, dataset.test.images)
+    for name, values in logits.items():
+        right = (values.argmax(1) == dataset.test.labels).numpy()
+        slip = abs(float(right.mean()) - float(read_json(files.metrics(name))["accuracy"]))
+        row = {"images": len(right), "right": np.packbits(right).tobytes().hex()}
+        kept[name] = row if slip <= LARGEST_SLIP else None
+    write_json(path, kept)

@@ -1,0 +1,145 @@
+"""Cells: the trainings a declaration asks for, each in a folder named by what it depends on.
+
+Two studies that need the same training share its folder, and cells that differ only in fusion are one training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oneflare.config import Experiment, Layer, merge
+from oneflare.errors import ConfigError
+from oneflare.methods.recipes import find_method
+from oneflare.methods.resolve import resolve
+from oneflare.study.declare import Declaration, Grid
+from oneflare.study.scales import Scale
+
+CELLS = "cells"
+
+
+def cell_name(experiment: Experiment) -> str:
+    """Readable, and unique to what the uploads depend on: `fafi-cifar10-a0.05-s0-0123456789`."""
+    return (
+        f"{experiment.method}-{experiment.data.name}-a{experiment.partition.alpha:g}-s{experiment.seed}-"
+        f"{experiment.training_digest()[:10]}"
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where methods meet: data, skew, number of clients."""
+
+    data: str
+    alpha: float
+    clients: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.data}-a{self.alpha:g}-c{self.clients}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "data": self.data, "alpha": self.alpha, "clients": self.clients}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training, and every fusion that some row reads off it."""
+
+    layer: dict[str, Any]
+    """what a user would write: no defaults"""
+    experiment: Experiment
+
+    @property
+    def name(self) -> str:
+        return cell_name(self.experiment)
+
+    def folder(self, runs: Path) -> Path:
+        return runs / CELLS / self.name
+
+    @property
+    def fusions(self) -> tuple[str, ...]:
+        return tuple(spec["name"] for spec in self.experiment.fusions)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of one study at one scale."""
+
+    declaration: Declaration
+    scale: Scale
+    seeds: tuple[int, ...]
+    places: tuple[Place, ...]
+    cells: dict[tuple[str, str, int], Cell]
+    """by place, arm and seed"""
+
+    def cell(self, place: Place, arm: str, seed: int) -> Cell:
+        return self.cells[place.id, arm, seed]
+
+
+def places_of(grids: Iterable[Grid], full: bool) -> Iterator[tuple[Place, Layer]]:
+    for grid in grids:
+        if full or not grid.more:
+            for data in grid.data:
+                for alpha in grid.alpha:
+                    for clients in grid.clients:
+                        yield Place(data, alpha, clients), grid.settings
+
+
+def make_plan(
+    declaration: Declaration,
+    scale: Scale,
+    *,
+    seeds: int | None = None,
+    full: bool = False,
+    overrides: Layer | None = None,
+) -> Plan:
+    """Resolve every cell: a misspelt option ends here, before any work. Overrides change every cell alike."""
+    grids = declaration.grids(scale.name)
+    if not grids:
+        raise ConfigError(f"study {declaration.name} declares no places for --scale {scale.name}")
+    numbers = tuple(range(seeds or scale.seeds))
+    overrides = merge(overrides or {})
+    for key in ("method", "seed", "fusions"):
+        if key in overrides:
+            raise ConfigError(f"{key}= is what a study varies; write a declaration of your own instead")
+    places: dict[str, Place] = {}
+    cells: dict[tuple[str, str, int], Cell] = {}
+    for place, settings in places_of(grids, full):
+        for name, arm in declaration.arms.items():
+            own = merge(arm.settings, arm.scales.get(scale.name, {}))
+            layer = merge(scale.layer(place.data, place.alpha, place.clients), settings, own, overrides)
+            wanted = _fusions(arm.method, arm.fusions or declaration.fusions)
+            for seed in numbers:
+                cell_layer = merge(layer, {"method": arm.method, "seed": seed})
+                experiment = resolve(cell_layer, {"fusions": wanted})
+                split = experiment.partition
+                actual = Place(experiment.data.name, split.alpha, split.clients)
+                places[actual.id] = actual
+                cells[actual.id, name, seed] = Cell(cell_layer, experiment)
+    return Plan(declaration, scale, numbers, tuple(places.values()), cells)
+
+
+def _fusions(method: str, wanted: Sequence[str]) -> list[str]:
+    """The method's own first, then what the table asks for."""
+    own = [str(name) for name in find_method(method).recipe.get("fusions", ())]
+    return list(dict.fromkeys([*own, *wanted]))
+
+
+def unique_cells(plans: Iterable[Plan]) -> list[Cell]:
+    """Each training once, in the order in which studies ask for it, with all fusions that any of them reads."""
+    found: dict[str, Cell] = {}
+    for plan in plans:
+        for cell in plan.cells.values():
+            name = cell.name
+            if name in found:
+                cell = _joined(found[name], cell)
+            found[name] = cell
+    return list(found.values())
+
+
+def _joined(first: Cell, second: Cell) -> Cell:
+    specs = {spec["name"]: spec for spec in (*first.experiment.fusions, *second.experiment.fusions)}
+    return Cell(first.layer, first.experiment.model_copy(update={"fusions": tuple(specs.values())}))

@@ -1,0 +1,166 @@
+"""Run the cells of studies: what is done is skipped, what another process holds is left to it.
+
+Cells run side by side in worker processes, each on one core. Several shells may work on one folder of runs: a cell is
+locked while it is run, the lock dies with its holder, and whoever comes later reads what the other has finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+from oneflare.config import DataConfig, Experiment
+from oneflare.data import Dataset, Partition, load
+from oneflare.engine import default_workers, map_tasks
+from oneflare.errors import InUseError, OneFlareError
+from oneflare.files import exclusive, read_json
+from oneflare.stages import Observer, RunFiles, read_experiment, run_experiment
+from oneflare.study.answers import FILE as ANSWERS
+from oneflare.study.answers import keep_answers
+from oneflare.study.cells import Cell
+
+POLL_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    cell: str
+    status: Literal["run", "there", "in use", "failed"]
+    """`there`: somebody else finished it in the meantime"""
+    seconds: float = 0.0
+    accuracy: float | None = None
+    """under the method's own server"""
+    reason: str = ""
+
+
+class Watcher:
+    """Watches the execution of cells; does nothing."""
+
+    def begin(self, cells: Sequence[Cell], there: int, processes: int) -> None:
+        """cells: those to be run; there: how many were complete already."""
+
+    def progress(self, cell: str, part: float) -> None:
+        """A cell has trained this part of its epochs."""
+
+    def end(self, outcome: Outcome) -> None:
+        """A cell is complete, or has failed."""
+
+    def wait(self, cells: Sequence[str]) -> None:
+        """Only cells that other processes hold are left."""
+
+    def warn(self, text: str) -> None:
+        """Something the user should know."""
+
+
+def is_complete(cell: Cell, runs: Path) -> bool:
+    """Whether the run, all fusions and the answers to the test images are there."""
+    folder = cell.folder(runs)
+    if not (folder / "result.json").exists() or not (folder / ANSWERS).exists():
+        return False
+    fusions, answers = read_json(folder / "result.json")["fusions"], read_json(folder / ANSWERS)
+    return all(name in fusions and name in answers for name in cell.fusions)
+
+
+def default_processes() -> int:
+    """One per core; a GPU takes one cell at a time."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else default_workers()
+
+
+def run_cells(
+    cells: Sequence[Cell], runs: Path, *, processes: int | None = None, watcher: Watcher | None = None
+) -> list[Outcome]:
+    """Run what is missing; returns the outcomes of what was not complete before, failures among them."""
+    watcher = watcher or Watcher()
+    waiting = [cell for cell in cells if not is_complete(cell, runs)]
+    processes = min(processes or default_processes(), max(len(waiting), 1))
+    watcher.begin(waiting, len(cells) - len(waiting), processes)
+    outcomes: list[Outcome] = []
+    while waiting:
+        found = _round(waiting, runs, processes, watcher)
+        outcomes += [outcome for outcome in found if outcome.status != "in use"]
+        held = {outcome.cell for outcome in found if outcome.status == "in use"}
+        if len(held) == len(waiting):
+            watcher.wait(sorted(held))
+            time.sleep(POLL_SECONDS)
+        waiting = [cell for cell in waiting if cell.name in held]
+    return outcomes
+
+
+def _round(cells: Sequence[Cell], runs: Path, processes: int, watcher: Watcher) -> list[Outcome]:
+    def report(cell: Cell, message: tuple[str, Any]) -> None:
+        kind, content = message
+        if kind == "part":
+            watcher.progress(cell.name, content)
+        else:
+            watcher.warn(f"{cell.name}: {content}")
+
+    def end(cell: Cell, outcome: Outcome) -> None:
+        del cell
+        if outcome.status != "in use":
+            watcher.end(outcome)
+
+    alone = processes == 1 or len(cells) == 1
+    work = partial(_work, runs, not alone)
+    return map_tasks(work, cells, workers=1 if alone else processes, on_report=report, on_result=end)
+
+
+def _work(runs: Path, in_worker: bool, cell: Cell, report: Callable[[Any], None]) -> Outcome:
+    folder, started = cell.folder(runs), time.monotonic()
+    try:
+        if is_complete(cell, runs):
+            return Outcome(cell.name, "there")
+        dataset = _dataset(cell.experiment.data)
+        experiment = _with_all_fusions(cell.experiment, folder)
+        if in_worker:  # it has one core, and may not have workers of its own
+            experiment = experiment.model_copy(update={"workers": 1})
+        result = run_experiment(experiment, folder, dataset=dataset, observer=_Reporter(report))
+        with exclusive(folder):
+            keep_answers(folder, cell.fusions, dataset)
+    except InUseError:
+        return Outcome(cell.name, "in use")
+    except OneFlareError as error:
+        return Outcome(cell.name, "failed", time.monotonic() - started, reason=str(error))
+    status: Literal["run", "there"] = "there" if result.complete_before else "run"
+    return Outcome(cell.name, status, time.monotonic() - started, result.accuracy)
+
+
+@lru_cache(maxsize=1)
+def _dataset(config: DataConfig) -> Dataset:
+    """Remembered, because neighbouring cells use the same images."""
+    return load(config)
+
+
+def _with_all_fusions(experiment: Experiment, folder: Path) -> Experiment:
+    """Keep the fusions that other studies have asked of this run."""
+    if not RunFiles(folder).experiment.exists():
+        return experiment
+    before = read_experiment(folder).fusions
+    specs = {spec["name"]: spec for spec in (*experiment.fusions, *before)}
+    return experiment.model_copy(update={"fusions": tuple(specs.values())})
+
+
+class _Reporter(Observer):
+    """Passes on how far a run is."""
+
+    def __init__(self, report: Callable[[Any], None]) -> None:
+        self.report = report
+        self.total = 1
+        self.seen: dict[int, int] = {}
+
+    def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
+        del dataset
+        self.total = max(1, sum(partition.sizes) * max(experiment.epochs, 1))
+
+    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
+        del row
+        self.seen[client] = epoch * samples
+        self.report(("part", min(1.0, sum(self.seen.values()) / self.total)))
+
+    def warn(self, text: str) -> None:
+        self.report(("warn", text))

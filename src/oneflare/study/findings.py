@@ -1,0 +1,107 @@
+"""The finished cells of a study, by place and row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oneflare.errors import RunError
+from oneflare.stages import Result, RunFiles, read_result
+from oneflare.study.answers import read_answers
+from oneflare.study.cells import Cell, Place, Plan
+from oneflare.study.inference import Difference, difference
+
+DIGITS = 6
+Trace = list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One finished cell under one fusion."""
+
+    seed: int
+    cell: Cell
+    result: Result
+    fusion: str
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return self.result.fusions[self.fusion]
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.metrics["accuracy"])
+
+    @property
+    def peak(self) -> float:
+        return max(float(point["accuracy"]) for point in self.metrics["history"])
+
+    def traces(self) -> list[tuple[int, Trace]]:
+        files = RunFiles(self.result.folder)
+        return [(client, files.client(client).read_trace()) for client in self.result.content["fused_clients"]]
+
+    def answers(self) -> Any:
+        return read_answers(self.result.folder, self.fusion)
+
+    @property
+    def aligned(self) -> bool:
+        return bool(self.cell.experiment.controller["name"] != "none")
+
+
+class Findings:
+    """The finished cells of a plan, by place and row."""
+
+    def __init__(self, plan: Plan, runs: Path) -> None:
+        self.plan = plan
+        self.runs = runs
+        self.rows = {row.id: row for row in plan.declaration.rows()}
+        self._results: dict[str, Result | None] = {}
+
+    def result(self, cell: Cell) -> Result | None:
+        name = cell.name
+        if name not in self._results:
+            try:
+                self._results[name] = read_result(cell.folder(self.runs))
+            except RunError:
+                self._results[name] = None
+        return self._results[name]
+
+    def at(self, place: Place, row: str) -> list[Finished]:
+        """In the order of seeds; those that are missing are left out."""
+        wanted = self.rows[row]
+        found = []
+        for seed in self.plan.seeds:
+            cell = self.plan.cell(place, wanted.arm, seed)
+            result = self.result(cell)
+            if result is not None and wanted.fusion in result.fusions:
+                found.append(Finished(seed, cell, result, wanted.fusion))
+        return found
+
+    def paired(self, place: Place, row: str, than: str) -> list[tuple[Finished, Finished]]:
+        others = {other.seed: other for other in self.at(place, than)}
+        return [(one, others[one.seed]) for one in self.at(place, row) if one.seed in others]
+
+    def difference(self, place: Place, row: str, than: str) -> Difference | None:
+        """Of accuracies, as parts of 1."""
+        pairs = self.paired(place, row, than)
+        if not pairs:
+            return None
+        answers = [(one.answers(), other.answers()) for one, other in pairs]
+        kept = None
+        if all(a is not None and b is not None and len(a) == len(b) for a, b in answers):
+            kept = np.stack([a.astype(np.float32) - b.astype(np.float32) for a, b in answers])
+        return difference([one.accuracy - other.accuracy for one, other in pairs], kept)
+
+
+def rounded(value: Any) -> Any:
+    """Floats to a few significant digits: enough for any table, and files that a person can compare."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,72 @@
+"""The three scales at which any study runs: what the machine can bear, and what the log did.
+
+`smoke`: the embedded digits, seconds per cell. `small`: real images on two cores, about a minute per cell.
+`paper`: the log's own settings (ResNet-18, all images, batches of 512), for a GPU. The log's rounds are checkpoints of
+one isolated training, so its rounds x local epochs are our epochs. Its split gave some images to several clients;
+here every image has one owner at every scale (`partition.kind=dirichlet_overlap` on the command line is the log's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oneflare.config import Layer, merge
+from oneflare.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Scale:
+    name: str
+    summary: str
+    base: Layer
+    by_data: Mapping[str, Layer] = field(default_factory=dict)
+    """what one data set needs beside the base"""
+    seeds: int = 3
+
+    def layer(self, data: str, alpha: float, clients: int) -> dict[str, Any]:
+        """The shared settings of all methods at one place."""
+        place = {"data": {"name": data}, "partition": {"clients": clients, "alpha": alpha}}
+        return merge(self.base, self.by_data.get(data, {}), place)
+
+
+def _epochs(number: int) -> Layer:
+    return {"train": {"epochs": number}}
+
+
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            "smoke",
+            "the embedded digits stand in for all data, a small network, 6 epochs: to try things out, not to judge",
+            {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 6}},
+        ),
+        Scale(
+            "small",
+            "10,000 images (Tiny-ImageNet: 8,000 at 32 x 32), 2,000 test images, a strided ResNet-8, 5 epochs",
+            {
+                "data": {"train_size": 10000, "test_size": 2000},
+                "encoder": {"name": "resnet8", "width": 16, "stem_stride": 2},
+                "train": {"epochs": 5},
+            },
+            {"tiny-imagenet": {"data": {"train_size": 8000, "image_size": 32}}},
+        ),
+        Scale(
+            "paper",
+            "all images, ResNet-18, batches of 512, the log's number of epochs",
+            {
+                "encoder": {"name": "resnet18", "width": 64},
+                "train": {"batch_size": 512, "lr": 0.05, "momentum": 0.9, "clip": 1.0, "epochs": 50, "snapshots": 9},
+            },
+            {"cifar100": _epochs(100), "tiny-imagenet": _epochs(100)},
+        ),
+    )
+}
+
+
+def find_scale(name: str) -> Scale:
+    if name not in SCALES:
+        raise ConfigError(f"--scale: unknown scale '{name}'{did_you_mean(name, SCALES)}")
+    return SCALES[name]

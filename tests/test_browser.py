@@ -1,0 +1,238 @@
+"""The page in a real browser: opens from disk, draws, answers to mouse and keyboard, fits a phone, prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oneflare.report import read_story, write_report, write_study
+from oneflare.report.page import render
+
+pytest.importorskip("playwright")
+
+PHONE = {"width": 390, "height": 800}
+DESK = {"width": 1100, "height": 800}
+KINDS = ("run", "comparison", "study")
+
+
+@dataclass
+class Opened:
+    """A page and what it complained about."""
+
+    page: Any
+    errors: list[str]
+    requests: list[str]
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        running = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tiny_run, tiny_comparison, tiny_study) -> dict[str, Path]:
+    return {
+        "run": write_report(tiny_run),
+        "comparison": write_report(tiny_comparison),
+        "study": write_study(*tiny_study),
+    }
+
+
+@pytest.fixture
+def visit(browser):
+    contexts = []
+
+    def opened(path: Path, size=DESK, scheme: str = "light") -> Opened:
+        context = browser.new_context(viewport=size, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        found = Opened(page, [], [])
+        page.on("console", lambda message: found.errors.append(message.text))
+        page.on("pageerror", lambda error: found.errors.append(str(error)))
+        page.on("request", lambda request: found.requests.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_function("document.documentElement.dataset.ready === 'yes'", timeout=60_000)
+        return found
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def cells(page, selector: str) -> list[tuple[str, str]]:
+    """data-value and text of every cell"""
+    return page.eval_on_selector_all(
+        f"{selector} [data-value]", "nodes => nodes.map(n => [n.dataset.value, n.firstChild.textContent.trim()])"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_opens_draws_everything_and_asks_for_nothing(pages, visit, kind):
+    found = visit(pages[kind])
+    assert found.errors == []
+    assert found.requests == [pages[kind].as_uri()]
+    undrawn = found.page.eval_on_selector_all(
+        "figure.chart", "figures => figures.filter(f => !f.querySelector('.plot svg, .plot .empty')).map(f => f.id)"
+    )
+    assert undrawn == []
+    drawn = found.page.eval_on_selector_all("figure.chart:has(.plot svg)", "figures => figures.map(f => f.id)")
+    expected = {"fig-comparison", "fig-checkpoints", "fig-clients", "fig-lambda", "fig-cosines", "fig-map"}
+    expected |= {"fig-classes", "fig-calibration"}
+    expected |= {"comparison": {"fig-lambdas"}, "study": {"fig-lambdas", "fig-settings", "fig-sweep-0"}}.get(
+        kind, set()
+    )
+    assert expected <= set(drawn)
+    assert "NaN" not in found.page.inner_html("main")
+    assert found.page.locator(".lead").inner_text().count(".") >= 2
+
+
+def test_the_tables_of_a_run_are_its_result(pages, visit, tiny_run):
+    page = visit(pages["run"]).page
+    fusions = json.loads((tiny_run / "result.json").read_text())["fusions"]
+    values = iter(cells(page, "table.cost"))
+    for name in page.eval_on_selector_all("table.cost tbody td.text", "nodes => nodes.map(n => n.textContent)"):
+        row = fusions[name]
+        for key in ("accuracy", "balanced_accuracy", "worst_class", "calibration_error"):
+            assert next(values) == [str(row[key]), f"{100 * row[key]:.1f}"]
+        assert next(values) == [str(row["forward_passes"])] * 2
+        assert next(values) == [str(row["parameters"]), f"{row['parameters']:,}"]
+        assert next(values) == [str(row["fuse_seconds"]), f"{1000 * row['fuse_seconds']:.1f}"]
+        next(values), next(values)
+    assert list(values) == []
+
+
+def test_the_tables_of_a_study_are_its_json(pages, visit, tiny_study):
+    page = visit(pages["study"]).page
+    content = json.loads(tiny_study[0].read_text())
+    means = [[str(cell["mean"]), f"{100 * cell['mean']:.1f}"] for cell in content["cells"]]
+    assert cells(page, "table.accuracy") == means
+    overview = sorted(cells(page, "table.overview"))
+    assert overview == sorted(
+        mean for mean, cell in zip(means, content["cells"], strict=True) if ":" not in cell["row"]
+    )
+    gaps = [cell["difference"]["mean"] for cell in content["cells"] if cell["difference"] and ":" not in cell["row"]]
+    assert {str(gap) for gap in gaps} <= {value for value, _ in cells(page, "table.main")}
+    verdicts = page.eval_on_selector_all(".verdict", "nodes => nodes.map(n => n.textContent.trim())")
+    assert [text.split()[-1] for text in verdicts] == [claim["verdict"] for claim in content["claims"]]
+
+
+def test_legends_switch_curves_off_and_on(pages, visit):
+    page = visit(pages["comparison"]).page
+    figure = page.locator("#fig-comparison")
+    marks = figure.locator(".plot svg path")
+    before = marks.count()
+    button = figure.get_by_role("button", name="flare")
+    assert button.get_attribute("aria-pressed") == "true"
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert marks.count() < before
+    button.focus()
+    page.keyboard.press("Enter")  # the same by keyboard; focus survives the redrawing
+    assert button.get_attribute("aria-pressed") == "true"
+    assert marks.count() == before
+    assert page.evaluate("document.activeElement.dataset.key") == "flare"
+
+
+def test_hover_and_arrow_keys_show_values(pages, visit, tiny_comparison):
+    page = visit(pages["comparison"]).page
+    row = read_story(tiny_comparison).panels[0].main_row("flare")
+    tip = page.locator("#tip")
+    assert tip.is_hidden()
+    plot = page.locator("#fig-comparison .plot")
+    plot.scroll_into_view_if_needed()
+    point = plot.evaluate("node => node.chart.points.find(p => p.title.startsWith('flare, ' + 'count'))")
+    box = plot.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + point["x"], box["y"] + point["y"])
+    assert tip.is_visible()
+    assert f"{100 * row.mean:.1f} ± {100 * row.std:.1f} %" in tip.inner_text()
+    page.mouse.move(2, 2)
+    assert tip.is_hidden()
+    heat = page.locator("#fig-clients .plot")
+    heat.focus()
+    page.keyboard.press("ArrowRight")
+    table = read_story(tiny_comparison).runs[0]["table"]
+    assert tip.inner_text().splitlines()[:2] == [
+        "client 0, class 0",
+        f"{table[0][0]} image{'' if table[0][0] == 1 else 's'}",
+    ]
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+
+
+def test_run_client_setting_and_fusion_can_be_chosen(pages, visit, tiny_study):
+    page = visit(pages["study"]).page
+    assert "lambda 5, seed 0" in page.locator("#fig-lambda .shown").inner_text()
+    everyone = page.locator("#fig-lambda .plot svg path").count()
+    page.select_option("#client", "1")
+    assert 0 < page.locator("#fig-lambda .plot svg path").count() < everyone
+    assert "client 1" in page.locator("#fig-cosines .shown").inner_text()
+    page.select_option("#run", label="FAFI, seed 1")
+    assert "has no alignment" in page.locator("#fig-lambda .empty").inner_text()
+    page.select_option("#panel", "1")
+    second = read_story(*tiny_study).panels[1]
+    assert second.title in page.locator("#fig-comparison .shown").inner_text()
+    page.select_option("#fusion", "count_prototypes")
+    texts = page.locator("#fig-comparison .plot svg text").all_text_contents()
+    for label in second.labels:
+        assert f"{100 * second.row(label, 'count_prototypes').mean:.1f}" in texts
+    page.locator("#fig-comparison details.values summary").click()
+    assert page.locator("#fig-comparison details.values tr").count() == 3 * (1 + 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_phone_does_not_scroll_sideways(pages, visit, kind):
+    found = visit(pages[kind], size=PHONE)
+    width = found.page.evaluate("document.documentElement.scrollWidth")
+    wide = found.page.evaluate(
+        "[...document.querySelectorAll('figure, p, dl, nav, h1, h2, .controls, .wide, pre')]"
+        ".filter(n => n.getBoundingClientRect().right > innerWidth + 1).map(n => n.outerHTML.slice(0, 80))"
+    )
+    assert (width, wide) == (PHONE["width"], [])
+    assert found.errors == []
+
+
+def test_it_prints_in_light_with_every_setting_and_no_controls(pages, visit):
+    found = visit(pages["study"], scheme="dark")
+    page = found.page
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator("select:visible, #theme:visible, details.values:visible").count() == 0
+    assert page.locator("table.accuracy:visible").count() == 2
+    sheets = page.pdf(format="A4")
+    assert sheets.startswith(b"%PDF")
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", sheets)) <= 60
+
+
+def test_dark_and_light(pages, visit):
+    page = visit(pages["run"], scheme="dark").page
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.locator("#theme").click()
+    assert page.evaluate(ground) == "rgb(255, 255, 255)" != dark
+    page.locator("#theme").click()
+    assert page.evaluate(ground) == dark
+
+
+def test_hostile_names_are_only_text(tiny_run, visit, tmp_path):
+    story = read_story(tiny_run)
+    evil = "</script><img src=x onerror=document.title='owned'>"
+    run = story.runs[0]
+    run["classes"][0] = run["label"] = evil
+    run["fusions"] = {evil: next(iter(run["fusions"].values()))}
+    (tmp_path / "evil.html").write_text(render(replace(story, title="t", lead=[evil])))
+    found = visit(tmp_path / "evil.html")
+    assert found.page.title().startswith("t ")
+    assert found.page.locator("img").count() == 0
+    assert found.errors == []
+    assert evil in found.page.locator(".lead").inner_text()
+    assert evil in found.page.locator("#fig-classes .legend").inner_text()
