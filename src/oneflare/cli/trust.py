@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.commands import Json, Quiet, RunFolder
+from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
     from oneflare.study.audit import Audit
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 
 
 def audit(folder: RunFolder, json: Json = False, quiet: Quiet = False) -> None:
