@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test lint types imports browser unit soak bench wheel docs headline clean
+.PHONY: demo test lint types imports browser unit soak reliability bench wheel docs headline clean
 
 demo: $(STAMP)
 	$(BIN)/oneflare compare fedavg fafi flare data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
@@ -30,7 +30,12 @@ unit: $(STAMP) browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not soak"
 
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m soak
+	$(BIN)/python tests/reliability/table.py
+
+# the table of docs/reliability.md from the figures of the last soak
+reliability: $(STAMP)
+	$(BIN)/python tests/reliability/table.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

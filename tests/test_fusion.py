@@ -61,7 +61,7 @@ def test_identical_models_fuse_to_themselves(name, twins):
     with torch.no_grad():
         features = network(prepare(IMAGES, uploads.contract.image))
     prototypes = network.prototypes.detach()
-    if name in ("count_prototypes", "median_prototypes"):  # bring all prototypes to one length
+    if name in ("count_prototypes", "median_prototypes", "robust_prototypes"):  # bring all prototypes to one length
         prototypes = F.normalize(prototypes, dim=1)
     model = build_fusion({"name": name, **WHOLE.get(name, {})}).fuse(uploads)
     assert torch.equal(model.predict(IMAGES), (features @ prototypes.T).argmax(1))

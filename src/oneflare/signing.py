@@ -28,7 +28,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def check_name(name: str) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ConfigError(f"'{name!s:.80}' cannot be a name; use up to 64 letters, digits, '.', '_' and '-'")
+        raise ConfigError(f"{name!r:.80} cannot be a name; use up to 64 letters, digits, '.', '_' and '-'")
     return name
 
 

@@ -77,7 +77,7 @@ def test_killed_at_random_moments(tmp_path):
 
 @pytest.mark.soak
 def test_killed_at_fifty_random_moments(tmp_path):
-    figures = crash(tmp_path, 60, seed=1)
+    figures = crash(tmp_path, 50, seed=1)
     assert {"training", "fusing", "report"} <= set(figures["stages"])
     record("crashes", figures)
 

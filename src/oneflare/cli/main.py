@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, doctor, federation, flower, fusing, laboratory, models, reporting, study
+from oneflare.cli import commands, doctor, federation, flower, fusing, laboratory, models, reporting, study, trust
 from oneflare.errors import OneFlareError
 from oneflare.plugins import name_plugins
 
@@ -64,6 +64,8 @@ app.command("compare", rich_help_panel="Work")(commands.compare)
 app.command("fuse", rich_help_panel="Work")(fusing.fuse)
 app.command("study", rich_help_panel="Work")(study.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
+app.command("attacks", rich_help_panel="Work")(trust.attacks)
+app.command("audit", rich_help_panel="Look")(trust.audit)
 app.command("report", rich_help_panel="Look")(reporting.report)
 app.command("methods", rich_help_panel="Look")(commands.methods)
 app.command("doctor", rich_help_panel="Look")(doctor.doctor)

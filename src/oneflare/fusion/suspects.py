@@ -89,9 +89,9 @@ def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None) -> Ag
     if counts is not None:
         shares = (counts / counts.sum(1, keepdim=True).clamp(min=1e-12)).float()
     root = shares.sqrt()
-    own = answers.square().sum(1)
-    common = torch.einsum("nc,mc,nbc,mbc->nm", root, root, answers, answers)
-    scale = torch.einsum("nc,mc,nc->nm", root, root, own)
+    weighted = (root[:, None] * answers).flatten(1)
+    common = weighted @ weighted.T
+    scale = (root * answers.square().sum(1)) @ root.T
     correlation = common / (scale * scale.T).sqrt().clamp(min=1e-12)
     evidence = (root @ root.T).fill_diagonal_(0)
     total = evidence.sum(1)

@@ -192,7 +192,8 @@ def audit_run(folder: Path, observer: Observer | None = None) -> Audit:
         if federation.contract.statistics is not None:
             observer.stage("attacking statistics")
             rows += statistics_rows(federation, uploads, dataset)
-        rows += counts_rows(federation, uploads)
+        else:  # statistics contain the counts
+            rows += counts_rows(federation, uploads)
     audit = Audit(folder, tuple(rows))
     write_json(folder / "audit.json", audit.to_dict())
     return audit

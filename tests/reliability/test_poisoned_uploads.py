@@ -1,0 +1,161 @@
+"""Well-formed uploads that lie: who they are is found without data, and the robust fusion withstands them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from crowd import charter_of, upload_of
+from record import RESULTS, record
+
+from conftest import TINY
+from oneflare.charter import FILE
+from oneflare.coordinator import fuse_federation
+from oneflare.fusion import build_fusion
+from oneflare.fusion.suspects import agreement, capped, judge, shortened
+from oneflare.methods.resolve import resolve
+from oneflare.study.attacks import ATTACKS, BUDGET, KINDS, NOBODY, attack_study, build_scene, write_study
+from oneflare.study.audit import audit_run
+from oneflare.upload import seal_upload, write_upload
+
+MEMBERS, PROBES, CLASSES, DIM = 6, 40, 4, 8
+
+
+def honest_members(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features of probes, prototypes and counts of members that agree up to noise."""
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(PROBES, DIM, generator=generator)
+    features = F.normalize(shared + 0.5 * torch.randn(MEMBERS, PROBES, DIM, generator=generator), dim=2)
+    prototypes = torch.randn(CLASSES, DIM, generator=generator)
+    prototypes = prototypes + 0.2 * torch.randn(MEMBERS, CLASSES, DIM, generator=generator)
+    return features, prototypes, torch.randint(5, 50, (MEMBERS, CLASSES), generator=generator).double()
+
+
+def test_agreement_is_a_weighted_correlation_of_answers():
+    features, prototypes, counts = honest_members()
+    found = agreement(features, prototypes, counts)
+    unit = F.normalize(prototypes, dim=2)
+    shares = counts / counts.sum(1, keepdim=True)
+    total, weight = 0.0, 0.0
+    for other in range(1, MEMBERS):
+        w = (shares[0] * shares[other]).sqrt()
+        a, b = (features[i] @ unit[i].T for i in (0, other))
+        a, b = a - a.mean(0), b - b.mean(0)
+        correlation = (w * a * b).sum() / ((w * a**2).sum() * (w * b**2).sum()).sqrt()
+        total += float(w.sum() * correlation)
+        weight += float(w.sum())
+    assert float(found.answers[0]) == pytest.approx(total / weight, rel=1e-4)
+    assert float(found.evidence[0]) == pytest.approx(weight / (MEMBERS - 1), rel=1e-4)
+
+
+def test_honest_members_are_not_suspected():
+    for seed in range(5):
+        assert judge(list(range(MEMBERS)), *honest_members(seed)) == []
+
+
+@pytest.mark.parametrize("lie", ["sign", "order", "length", "labels", "random"])
+def test_a_liar_is_found_and_named(lie):
+    features, prototypes, counts = honest_members()
+    if lie == "sign":
+        prototypes[2] = -prototypes[2]
+    elif lie == "order":
+        prototypes[2] = prototypes[2].roll(1, 0)
+    elif lie == "length":
+        prototypes[2] *= 100
+    elif lie == "labels":  # same prototypes, but images lead to the wrong ones
+        features[2] = -features[2]
+    else:
+        prototypes[2] = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(9))
+    (suspect,) = judge([10, 11, 12, 13, 14, 15], features, prototypes, counts)
+    assert suspect.client == 12
+    assert suspect.left_out
+    assert "client 12 is suspect" in str(suspect)
+
+
+def test_members_of_different_classes_are_not_judged_by_their_answers():
+    features, prototypes, _ = honest_members()
+    features[2] = -features[2]
+    owners = torch.eye(CLASSES).repeat(2, 1)[:MEMBERS] * 30
+    assert judge(list(range(MEMBERS)), features, prototypes, owners) == []
+
+
+def test_claims_beyond_the_cap_count_as_the_median_and_lengths_are_cut():
+    believed, excessive = capped(torch.tensor([10.0, 20.0, 30.0, 301.0]), 15.0)
+    assert believed.tolist() == [10, 20, 30, 20]
+    assert excessive.tolist() == [False, False, False, True]
+    assert capped(torch.tensor([1.0, 1000.0]), 10.0)[0].tolist() == [1, 1000]
+    rows = torch.ones(3, 2, 4) * torch.tensor([1.0, 1.0, 3.0]).view(3, 1, 1)
+    assert torch.allclose(shortened(rows)[2], torch.full((2, 4), 2.0))
+
+
+def test_among_honest_members_robust_is_count_prototypes(tiny_uploads):
+    images = torch.rand(20, 1, 8, 8)
+    robust = build_fusion({"name": "robust_prototypes"})
+    model = robust.fuse(tiny_uploads)
+    assert robust.remarks == ()
+    plain = build_fusion({"name": "count_prototypes"}).fuse(tiny_uploads)
+    assert torch.allclose(model.logits(images), plain.logits(images), atol=1e-6)
+
+
+def test_every_attack_makes_a_well_formed_upload_and_the_scene_is_repeatable(tmp_path):
+    experiment = resolve(TINY, {"method": "flare", "epochs": 1, "train.snapshots": 0, "fusions": "count_prototypes"})
+    scene = build_scene(experiment, tmp_path / "scene", 1)
+    (attacker,) = scene.attackers
+    assert set(scene.poisoned) == set(KINDS)
+    for attack in KINDS:
+        before, after = scene.uploads(NOBODY), scene.uploads(attack)
+        changed = [a.client for a, b in zip(before, after, strict=True) if a.digest != b.digest]
+        assert changed == [attacker], attack
+    assert len(scene.without_attackers()) == 2
+
+
+def test_the_server_names_the_suspect(tmp_path):
+    charter = charter_of()
+    charter.write(tmp_path / "federation" / FILE)
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    for name in ("east", "north", "south", "west"):
+        upload_of(charter, inbox / f"{name}.safetensors", name)
+    network, counts = ATTACKS["sign_flip"](charter.template(), torch.full((10,), 9), 0)
+    plain = tmp_path / "plain"
+    write_upload(plain, network, charter.contract, client=charter.client("mallory"), counts=counts, epoch=2)
+    seal_upload(plain, inbox / "mallory.safetensors", member="mallory", created="2026-01-01T00:00:00+00:00")
+    said: list[str] = []
+    content = fuse_federation(tmp_path / "federation", uploads=inbox, say=said.append).content
+    assert list(content["suspects"]) == ["mallory"]
+    assert any(line.startswith("mallory is suspect: its prototypes agree") for line in said)
+    assert content["headline"] == "robust_prototypes"
+
+
+@pytest.mark.soak
+def test_the_robust_default_withstands_what_makes_the_plain_one_collapse(tmp_path):
+    """Where members overlap in classes. At alpha 0.05 the figures are recorded and say what is impossible."""
+    content = attack_study(tmp_path, seeds=3)
+    write_study(content, RESULTS)
+    for scene in content["scenes"]:
+        verdicts = scene["verdicts"]
+        assert verdicts[NOBODY]["robust_loss"] < 0.01, scene["alpha"]
+        assert sum(row["wrongly"] for row in scene["found"].values()) == 0
+        for attack, verdict in verdicts.items():
+            if verdict["collapsed"] and (scene["alpha"] >= 0.5 or attack != "label_flip"):
+                assert verdict["robust_loss_to_removal"] < 0.05, (scene["alpha"], attack)
+                assert scene["alpha"] < 0.5 or verdict["robust_loss"] < 0.05, attack
+
+
+@pytest.mark.soak
+def test_the_audit_of_the_page_on_privacy(tmp_path):
+    record("audit", audit_figures(tmp_path))
+
+
+def audit_figures(folder: Path) -> dict:
+    from oneflare.stages import run_experiment
+
+    layer = {"alpha": 0.05, "clients": 5, "seed": 0}
+    rows = []
+    analytic = {"data": "digits", "method": "analytic"}
+    for name, settings in (("flare", BUDGET), ("analytic", analytic)):
+        run_experiment(resolve(settings, layer), folder / name)
+        rows += [{"method": name, **row.to_dict()} for row in audit_run(folder / name).rows]
+    return {"rows": rows}
