@@ -186,6 +186,7 @@ def test_run_client_setting_and_fusion_can_be_chosen(pages, visit, tiny_study):
     for label in second.labels:
         assert f"{100 * second.row(label, 'count_prototypes').mean:.1f}" in texts
     page.locator("#fig-comparison details.values summary").click()
+    page.wait_for_selector("#fig-comparison details.values tr")  # filled when the browser says that it was opened
     assert page.locator("#fig-comparison details.values tr").count() == 3 * (1 + 2)
 
 
