@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test lint types imports browser unit soak reliability bench wheel docs headline clean
+.PHONY: demo test lint types imports browser unit soak reliability bench wheel docs examples headline clean
 
 demo: $(STAMP)
 	$(BIN)/oneflare compare fedavg fafi flare data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
@@ -48,6 +48,11 @@ wheel: $(STAMP)
 	build/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
 	build/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build/wheel/*.whl
 	cd build/wheel && env/bin/oneflare compare fedavg fafi flare --seeds 1 --out demo
+
+# every code block of the documentation, and every example
+examples: $(STAMP)
+	$(BIN)/python docs/run_blocks.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/test_examples.py
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
