@@ -65,7 +65,7 @@ def bfloat16_speedup(device: torch.device) -> float:
 @functools.cache
 def _remembered_speedup() -> float:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oneflare" / "bfloat16.json"
-    key = f"{_processor()} torch {torch.__version__}"
+    key = f"{_processor()} torch {torch.__version__} {os.environ.get('ONEDNN_MAX_CPU_ISA', '')}".strip()
     try:
         return float(json.loads(cache.read_text())[key])
     except (OSError, ValueError, KeyError, TypeError):
