@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
+EXTRAS := .[dev,hub,flower-datasets,flower,sign,onnx,serve,track]
 
 .PHONY: demo test lint types imports browser unit soak reliability bench wheel docs examples headline clean
 
@@ -55,6 +56,7 @@ examples: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/test_examples.py
 
 docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
 # torch is pinned through constraints.txt: an unpinned torch brings gigabytes of CUDA.
@@ -62,7 +64,10 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -c 'import sys; assert sys.version_info[:2] >= (3, 11), "OneFlare needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,hub,flower-datasets,flower,sign,onnx,serve,track,docs]"
+	grep -E '^(torch|numpy|packaging|protobuf)==' constraints.txt > $(VENV)/least.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable "$(EXTRAS)" \
+	  || { echo "a pinned version is not to be had here; taking others that fit"; \
+	       $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/least.txt --editable "$(EXTRAS)"; }
 	touch $(STAMP)
 
 headline: $(STAMP)
