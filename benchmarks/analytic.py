@@ -361,9 +361,9 @@ def _partition_table() -> str:
 
 def _privacy_table() -> str:
     cells = stored("privacy")
-    epsilons = list(dict.fromkeys(name.split("/")[1] for name in cells))
+    epsilons = sorted({name.split("/")[1] for name in cells}, key=lambda word: -float(word.replace("None", "inf")))
     body = []
-    for filters in dict.fromkeys(name.split("/")[0] for name in cells):
+    for filters in sorted({name.split("/")[0] for name in cells}, key=int):
         line = [filters]
         for epsilon in epsilons:
             found = [cell for name, cell in cells.items() if name.startswith(f"{filters}/{epsilon}/")]
