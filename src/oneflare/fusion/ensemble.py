@@ -14,7 +14,7 @@ from oneflare.fusion.model import MemberModel, rule
 @rule
 @dataclass(frozen=True)
 class ProbabilityMean:
-    """log sum_i w_i softmax(z_i P_i^T)"""
+    """log sum_i w_i softmax(z_i P_i^T), with weights of clients `(N,)` or of their classes `(N, C)`"""
 
     weights: Tensor
     prototypes: Tensor

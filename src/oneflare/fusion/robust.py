@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,28 +10,9 @@ from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.ensemble import ProbabilityMean
 from oneflare.fusion.features import FeatureSum
-from oneflare.fusion.model import MemberModel, rule
-
-
-@rule
-@dataclass(frozen=True)
-class ExpertVotes:
-    """log sum_i w_ic softmax(z_i P_i^T)_c"""
-
-    weights: Tensor
-    """`(N, C)`"""
-    prototypes: Tensor
-    """`(N, C, d)`"""
-
-    def start(self, images: int) -> Tensor:
-        return torch.zeros(images, self.prototypes.shape[1])
-
-    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
-        state[rows] += self.weights[member] * (features @ self.prototypes[member].T).softmax(1)
-
-    def finish(self, state: Tensor) -> Tensor:
-        return state.clamp(min=1e-30).log()
+from oneflare.fusion.model import MemberModel
 
 
 def expert_weights(counts: Tensor, share: Literal["class", "client"] = "class") -> Tensor:
@@ -59,7 +39,7 @@ class ClassExperts(Fusion):
         self.share: Literal["class", "client"] = share
 
     def fuse(self, uploads: UploadSet) -> MemberModel:
-        return uploads.members(ExpertVotes(expert_weights(uploads.counts, self.share), uploads.prototypes))
+        return uploads.members(ProbabilityMean(expert_weights(uploads.counts, self.share), uploads.prototypes))
 
 
 def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:

@@ -7,6 +7,7 @@ and have no meaningful start: they are averaged by client size.
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
@@ -87,8 +88,9 @@ class TaskVectors(Fusion):
 
     scale: float = 1.0
 
+    @abstractmethod
     def merge(self, size: int) -> Merge:
-        raise NotImplementedError
+        """How the vectors `(size,)` become one."""
 
     def prepare(self, vector: Tensor, client: int) -> Tensor:
         """What becomes of one client's task vector before it is merged."""

@@ -1,0 +1,43 @@
+"""The one message a client sends: a safetensors file whose header carries a manifest.
+
+`contract` says what the server expects, `writing` what leaves a client, `reading` checks a file before any tensor is
+used, `message` is the verified upload.
+"""
+
+from oneflare.upload.contract import (
+    COUNTS,
+    ENCODER,
+    EVIDENCE,
+    KNOWN,
+    MANIFEST,
+    PROTOTYPES,
+    SIZE_LIMIT,
+    STATISTICS,
+    Contract,
+)
+from oneflare.upload.message import Upload, read_prototypes, read_upload, read_weights
+from oneflare.upload.reading import read_layout, read_manifest, read_tensors
+from oneflare.upload.writing import disclose, seal_upload, shrink, write_upload
+
+__all__ = [
+    "COUNTS",
+    "ENCODER",
+    "EVIDENCE",
+    "KNOWN",
+    "MANIFEST",
+    "PROTOTYPES",
+    "SIZE_LIMIT",
+    "STATISTICS",
+    "Contract",
+    "Upload",
+    "disclose",
+    "read_layout",
+    "read_manifest",
+    "read_prototypes",
+    "read_tensors",
+    "read_upload",
+    "read_weights",
+    "seal_upload",
+    "shrink",
+    "write_upload",
+]

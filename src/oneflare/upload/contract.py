@@ -1,0 +1,129 @@
+"""What the server expects of every upload of one federation, and the names and limits both sides share."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from oneflare.data import ImageSpec
+from oneflare.evidence import layout
+from oneflare.files import digest_of
+from oneflare.nn import PrototypeNetwork
+from oneflare.statistics import Plan, triangle_size
+
+SCHEMA = 1
+MANIFEST = "oneflare"
+HEADER_LIMIT = 4 << 20
+SIZE_LIMIT = 1 << 30
+ENCODER = "encoder."
+PROTOTYPES = "prototypes"
+COUNTS = "counts"
+STATISTICS = "statistics."
+EVIDENCE = "evidence."
+KNOWN = 20
+"""images of a class from which on a client's network may have a say on it"""
+
+SCALE = "#scale"
+"""ends the name of the scales that belong to an int8 or int16 tensor"""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the server expects of every upload of one federation."""
+
+    federation: str
+    """digest of the settings all members share"""
+    method: str
+    encoder: dict[str, Any]
+    anchors: dict[str, Any]
+    image: ImageSpec
+    classes: tuple[str, ...]
+    dim: int
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    """encoder tensors: name -> shape, dtype"""
+    statistics: Plan | None = None
+    deep: bool = True
+    """whether uploads hold a trained network"""
+    evidence: tuple[str, ...] = ()
+    """what clients measure of their networks, see `oneflare.evidence`"""
+    evidence_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        network: PrototypeNetwork,
+        *,
+        federation: str,
+        method: str,
+        encoder: dict[str, Any],
+        anchors: dict[str, Any],
+        image: ImageSpec,
+        classes: tuple[str, ...],
+        statistics: Plan | None = None,
+        deep: bool = True,
+        evidence: tuple[str, ...] = (),
+    ) -> Contract:
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in network.encoder.state_dict().items()}
+        dim = network.prototypes.shape[1]
+        measured = layout(network, evidence)
+        return cls(
+            federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep, evidence, measured
+        )
+
+    def encoder_hash(self) -> str:
+        shapes = {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}
+        return digest_of([present(self.encoder), shapes])
+
+    def header_limit(self) -> int:
+        """Bytes that the header of an honest upload never exceeds."""
+        tensors = [*self.shapes, *self.evidence_shapes]
+        words = [*tensors, *self.classes, json.dumps([self.encoder, self.anchors, plan_of(self)])]
+        return min(HEADER_LIMIT, (64 << 10) + (1 << 10) * len(tensors) + 24 * sum(map(len, words)))
+
+    def size_limit(self) -> int:
+        """Bytes that an honest upload never exceeds, whatever its number format."""
+        kinds = {ENCODER + name: "I8" for name in self.shapes}
+        body = max(
+            sum(8 * math.prod(shape) for shape, _ in wanted.values())
+            for wanted in (expected_tensors(self, {}), expected_tensors(self, kinds))
+        )
+        return body + 8 * len(self.classes) + self.header_limit() + 8
+
+
+def expected_tensors(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """name -> shape, whether floating; a tensor that came as whole numbers (int8, int16) needs its scales beside it."""
+    expected: dict[str, tuple[tuple[int, ...], bool]] = {}
+    classes = len(contract.classes)
+    if contract.deep:
+        expected = {
+            ENCODER + name: (shape, dtype.is_floating_point) for name, (shape, dtype) in contract.shapes.items()
+        }
+        for name, (shape, floating) in list(expected.items()):
+            if kinds.get(name) == "I8" and floating and len(shape) >= 2:
+                expected |= {name: (shape, False), name + SCALE: (shape[:1], True)}
+        expected[PROTOTYPES] = ((classes, contract.dim), True)
+        expected |= {EVIDENCE + name: (shape, True) for name, shape in contract.evidence_shapes.items()}
+    if contract.statistics is not None:
+        dim, scatter = contract.statistics.dim, STATISTICS + "scatter"
+        expected |= {
+            scatter: ((triangle_size(dim),), contract.statistics.dtype == "float32"),
+            STATISTICS + "sums": ((classes, dim), True),
+            STATISTICS + "counts": ((classes,), False),
+        }
+        if contract.statistics.dtype == "int16":
+            expected[scatter + SCALE] = ((dim,), True)
+    return expected
+
+
+def present(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that are absent do not count, so a new one leaves old uploads readable."""
+    return {key: value for key, value in spec.items() if value is not None}
+
+
+def plan_of(contract: Contract) -> dict[str, Any] | None:
+    return None if contract.statistics is None else contract.statistics.to_dict()

@@ -1,0 +1,269 @@
+"""Reading an upload, which trusts nothing.
+
+In this order, and before any tensor is used: size limit, header length, schema, digest, names, shapes and dtypes
+against the encoder the server expects, finiteness, plausible ranges. Nothing is allocated that the federation's own
+sizes do not account for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oneflare.errors import UploadError
+from oneflare.files import digest_of, tensor_digest
+from oneflare.statistics import complaint
+from oneflare.strict import strict_json
+from oneflare.upload.contract import (
+    COUNTS,
+    ENCODER,
+    EVIDENCE,
+    HEADER_LIMIT,
+    MANIFEST,
+    SCALE,
+    SCHEMA,
+    SIZE_LIMIT,
+    STATISTICS,
+    Contract,
+    expected_tensors,
+    plan_of,
+    present,
+)
+
+SAMPLES_LIMIT = 10**9
+PLAUSIBLE = 1e6
+"""largest weight, prototype entry or batch-norm statistic that training can explain"""
+DENORMAL_SHARE = 0.01
+"""of a tensor's values; numbers below float32's normal range slow a server down a hundredfold"""
+ALTERED = "the manifest does not match its digest; it was altered or damaged, send it again"
+_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
+_FIELDS = {
+    "schema", "federation", "method", "client", "epoch", "samples", "counts", "classes", "image", "encoder",
+    "encoder_hash", "anchors", "dim", "statistics", "evidence", "trust", "tensors", "digest", "signature",
+    "member", "created",
+}  # fmt: skip
+_COUNTS_MODES = ("exact", "noised", "withheld")
+
+
+def read_header(path: Path, size_limit: int, header_limit: int) -> dict[str, Any]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not make us wait
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise UploadError(f"{path}: is not a regular file; refuse it")
+            size = status.st_size
+            if size > size_limit:
+                raise UploadError(
+                    f"{path}: {size} bytes exceed the limit of {size_limit}; raise the limit or refuse it"
+                )
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(header_limit, size - 8):
+                raise UploadError(f"{path}: the header is damaged or cut off; send the file again")
+            header = strict_json(file.read(length))
+    except FileNotFoundError:
+        raise UploadError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UploadError(f"{path}: is not a regular file; refuse it") from None
+    except OSError as error:
+        raise UploadError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise UploadError(f"{path}: the header is not valid JSON; send the file again") from None
+    if not isinstance(header, dict):
+        raise UploadError(f"{path}: the header is not a mapping; send the file again")
+    return header
+
+
+def parse_manifest(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = header.get("__metadata__")
+    text = metadata.get(MANIFEST) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise UploadError(f"{path}: has no OneFlare manifest; is it an upload?")
+    try:
+        manifest = strict_json(text)
+    except ValueError:
+        raise UploadError(f"{path}: the manifest is not valid JSON; send the file again") from None
+    if not isinstance(manifest, dict):
+        raise UploadError(f"{path}: the manifest is not a mapping; send the file again")
+    schema = manifest.get("schema")
+    if schema != SCHEMA or type(schema) is not int:
+        raise UploadError(f"{path}: schema {schema!r:.20} is not the {SCHEMA} this version reads; update OneFlare")
+    return manifest
+
+
+def digest_holds(manifest: Mapping[str, Any]) -> bool:
+    content = {key: value for key, value in manifest.items() if key not in ("digest", "signature")}
+    return bool(manifest.get("digest") == digest_of(content))
+
+
+def read_manifest(path: Path, size_limit: int = SIZE_LIMIT) -> dict[str, Any]:
+    """An upload's manifest, known to be whole; its tensors are neither read nor checked."""
+    manifest = parse_manifest(path, read_header(path, size_limit, HEADER_LIMIT))
+    if not digest_holds(manifest):
+        raise UploadError(f"{path}: {ALTERED}")
+    return manifest
+
+
+def read_layout(path: Path, size_limit: int = SIZE_LIMIT) -> tuple[dict[str, Any], dict[str, int]]:
+    """An upload's manifest, known to be whole, and the bytes of every tensor."""
+    manifest = read_manifest(path, size_limit)
+    header = read_header(path, size_limit, HEADER_LIMIT)
+    sizes: dict[str, int] = {}
+    for name, entry in header.items():
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) and name != "__metadata__" else None
+        if isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(value, int) for value in offsets):
+            sizes[name] = offsets[1] - offsets[0]
+    if not isinstance(manifest.get("tensors"), dict) or set(sizes) != set(manifest["tensors"]):
+        raise UploadError(f"{path}: the tensors are not those the manifest lists; send the file again")
+    return manifest, sizes
+
+
+def read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """The tensors the manifest lists, each compared with its digest."""
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in manifest["tensors"]:
+                if name.startswith(prefix):
+                    tensor = file.get_tensor(name)
+                    if tensor_digest(tensor) != manifest["tensors"][name]:
+                        raise UploadError(f"{path}: {name} does not match its digest; it was damaged, send it again")
+                    tensors[name] = tensor
+    except (SafetensorError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UploadError(f"{path}: not a valid safetensors file ({reason}); send it again") from None
+    return tensors
+
+
+def check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract) -> None:
+    if not digest_holds(manifest):
+        raise UploadError(f"{path}: {ALTERED}")
+    for key in manifest:
+        if key not in _FIELDS:
+            raise UploadError(f"{path}: {key!r:.80} is not a field of the manifest; refuse it")
+    expected = {
+        "federation": contract.federation,
+        "method": contract.method,
+        "encoder_hash": contract.encoder_hash(),
+        "classes": list(contract.classes),
+        "image": contract.image.to_dict(),
+        "anchors": contract.anchors,
+        "dim": contract.dim,
+        "statistics": plan_of(contract),
+        "evidence": list(contract.evidence) or None,
+    }
+    for key, value in expected.items():
+        if digest_of(manifest.get(key)) != digest_of(value):  # 8, 8.0 and true are three things
+            raise UploadError(f"{path}: {key} differs from this federation's; was it made for another one?")
+    sent = manifest.get("encoder")
+    if not isinstance(sent, dict) or digest_of(present(sent)) != digest_of(present(contract.encoder)):
+        raise UploadError(f"{path}: encoder differs from this federation's; was it made for another one?")
+    limits = {"samples": (1, SAMPLES_LIMIT), "client": (0, 1 << 53), "epoch": (int(contract.deep), 1 << 53)}
+    for key, (least, most) in limits.items():
+        number = manifest.get(key)
+        if type(number) is not int or not least <= number <= most:
+            raise UploadError(f"{path}: {key} is {number!r:.40}, not a number from {least} to {most}; send it again")
+    if manifest.get("counts") not in _COUNTS_MODES:
+        raise UploadError(f"{path}: counts is {manifest.get('counts')!r:.40}, not one of {', '.join(_COUNTS_MODES)}")
+    beta = manifest.get("trust")
+    if beta is not None and (not isinstance(beta, int | float) or isinstance(beta, bool) or not 0 <= beta <= 1e3):
+        raise UploadError(f"{path}: trust is {beta!r:.20}, not between 0 and 1000; send it again")
+    if not isinstance(manifest.get("tensors"), dict):
+        raise UploadError(f"{path}: the manifest lists no tensors; send the file again")
+
+
+def check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, Any], contract: Contract) -> None:
+    """Names, shapes and dtypes, from the header alone."""
+    entries = {key: value for key, value in header.items() if key != "__metadata__"}
+    if set(entries) != set(manifest["tensors"]):
+        raise UploadError(f"{path}: the tensors are not those the manifest lists; send the file again")
+    if set(header["__metadata__"]) != {MANIFEST}:
+        raise UploadError(f"{path}: the header has more than a OneFlare manifest; refuse it")
+    kinds = {name: entry.get("dtype") if isinstance(entry, dict) else None for name, entry in entries.items()}
+    expected = expected_tensors(contract, kinds)
+    optional = {COUNTS: ((len(contract.classes),), False)}
+    for name in expected:
+        if name not in entries:
+            raise UploadError(f"{path}: {name} is missing; the client must write its upload again")
+    for name, entry in entries.items():
+        wanted = expected.get(name) or optional.get(name)
+        if wanted is None:
+            raise UploadError(f"{path}: {name!r:.80} is not a field of this federation's uploads; refuse it")
+        shape, floating = wanted
+        found = entry.get("shape") if isinstance(entry, dict) else None
+        dtype = _STORED.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
+        if isinstance(entry, dict) and set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise UploadError(f"{path}: {name} is described by other keys than dtype, shape and data_offsets")
+        if found != list(shape):
+            raise UploadError(f"{path}: {name} has shape {found!r:.60}, expected {list(shape)}")
+        scaled = dtype in (torch.int8, torch.int16)
+        if dtype is None or dtype.is_floating_point != floating or scaled != (name + SCALE in expected):
+            raise UploadError(f"{path}: {name} has type {entry.get('dtype')!r:.20}, which does not fit")
+
+
+def implausible(name: str, tensor: Tensor, samples: int) -> str | None:
+    """What is wrong with a tensor's values; None if nothing is.
+
+    Statistics are sums over images. Batch-norm statistics of a dead channel fade away, so those alone may be denormal.
+    """
+    if not tensor.is_floating_point():
+        if name.startswith(ENCODER) and tensor.dtype == torch.int64 and bool((tensor < 0).any()):
+            return "a negative number"
+        return "a value outside -127 to 127" if tensor.dtype == torch.int8 and bool((tensor == -128).any()) else None
+    if tensor.numel() == 0:
+        return None
+    largest = float(tensor.abs().max())
+    if not math.isfinite(largest):
+        return "values that are not finite"
+    limit = PLAUSIBLE * (samples if name.startswith((STATISTICS, EVIDENCE)) else 1)
+    if name.startswith(EVIDENCE):
+        limit *= PLAUSIBLE  # squares of weights, gradients and features
+    if name.endswith(SCALE):
+        limit /= 127
+        if bool((tensor < 0).any()):
+            return "a negative scale"
+    if largest > limit:
+        return f"a value of {largest:.3g}, beyond the plausible {limit:.3g}"
+    if name.endswith("running_var") and bool((tensor < 0).any()):
+        return "a negative variance"
+    if not name.startswith((STATISTICS, EVIDENCE)) and "running_" not in name:
+        denormal = (tensor != 0) & (tensor.abs() < torch.finfo(tensor.dtype).tiny)
+        if float(denormal.double().mean()) > DENORMAL_SHARE:
+            return "denormal numbers, which training does not leave behind"
+    return None
+
+
+def check_counts(path: Path, manifest: Mapping[str, Any], counts: Tensor | None) -> None:
+    if counts is None:
+        if manifest["counts"] != "withheld":
+            raise UploadError(f"{path}: counts is missing; the client must write its upload again")
+        return
+    if manifest["counts"] == "withheld":
+        raise UploadError(f"{path}: counts is there although the manifest says withheld; write the upload again")
+    if bool((counts < 0).any()):
+        raise UploadError(f"{path}: counts has a negative number; the client must write its upload again")
+    total, samples = sum(counts.tolist()), int(manifest["samples"])
+    if total != samples and not (manifest["counts"] == "noised" and total == 0 and samples == 1):
+        raise UploadError(
+            f"{path}: samples ({samples}) is not the sum of the class counts ({total}); write the upload again"
+        )
+
+
+def check_statistics(
+    path: Path, manifest: Mapping[str, Any], contract: Contract, tensors: Mapping[str, Tensor]
+) -> None:
+    if contract.statistics is None:
+        return
+    packed = {name.removeprefix(STATISTICS): t for name, t in tensors.items() if name.startswith(STATISTICS)}
+    reason = complaint(packed, int(manifest["samples"]), contract.statistics.privacy is not None)
+    if reason is not None:
+        raise UploadError(f"{path}: statistics.{reason}; the client must write its upload again")

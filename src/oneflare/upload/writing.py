@@ -1,0 +1,143 @@
+"""Writing an upload: what leaves a client, in which format, and under whose name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oneflare.files import digest_of, tensor_digest, write_bytes
+from oneflare.nn import PrototypeNetwork
+from oneflare.seeds import numpy_generator
+from oneflare.upload.contract import (
+    COUNTS,
+    ENCODER,
+    EVIDENCE,
+    HEADER_LIMIT,
+    MANIFEST,
+    PROTOTYPES,
+    SCALE,
+    SCHEMA,
+    SIZE_LIMIT,
+    STATISTICS,
+    Contract,
+    plan_of,
+)
+from oneflare.upload.reading import parse_manifest, read_header
+
+
+def write_upload(
+    path: Path,
+    network: PrototypeNetwork | None,
+    contract: Contract,
+    *,
+    client: int,
+    counts: Tensor,
+    epoch: int,
+    seed: int = 0,
+    counts_mode: str = "exact",
+    counts_epsilon: float = 1.0,
+    dtype: str = "float32",
+    statistics: Mapping[str, Tensor] | None = None,
+    trust: float | None = None,
+    evidence: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a client's message; what leaves is decided by `counts_mode` and `dtype`.
+
+    network: None where clients only measure. statistics: packed, see `oneflare.statistics`. evidence: see
+    `oneflare.evidence`.
+    """
+    tensors: dict[str, Tensor] = {}
+    if network is not None:
+        for name, tensor in network.encoder.state_dict().items():
+            tensors |= shrink(ENCODER + name, tensor.detach().cpu(), dtype)
+        tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
+    tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (statistics or {}).items()}
+    tensors |= {EVIDENCE + name: tensor.contiguous() for name, tensor in (evidence or {}).items()}
+    disclosed = disclose(counts, counts_mode, counts_epsilon, seed, client)
+    if disclosed is not None:
+        tensors[COUNTS] = disclosed
+    samples = int(counts.sum()) if disclosed is None else max(1, round(float(disclosed.sum())))
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "federation": contract.federation,
+        "method": contract.method,
+        "client": client,
+        "epoch": epoch,
+        "samples": samples,
+        "counts": counts_mode,
+        "classes": list(contract.classes),
+        "image": contract.image.to_dict(),
+        "encoder": contract.encoder,
+        "encoder_hash": contract.encoder_hash(),
+        "anchors": contract.anchors,
+        "dim": contract.dim,
+        "statistics": plan_of(contract),
+        "trust": trust,
+        "tensors": {name: tensor_digest(tensor) for name, tensor in sorted(tensors.items())},
+    }
+    if contract.evidence:
+        manifest["evidence"] = list(contract.evidence)
+    manifest["digest"] = digest_of(manifest)
+    from safetensors.torch import save
+
+    write_bytes(path, save(tensors, metadata={MANIFEST: json.dumps(manifest, sort_keys=True)}))
+
+
+def shrink(name: str, tensor: Tensor, dtype: str) -> dict[str, Tensor]:
+    """A tensor as it is sent. Weights (two or more dimensions) shrink; biases and batch-norm statistics stay float32.
+
+    int8: w = q s with one scale s = max|w|/127 per output channel.
+    """
+    if dtype == "float32" or not tensor.is_floating_point() or tensor.ndim < 2:
+        return {name: tensor.contiguous()}
+    if dtype == "bfloat16":
+        return {name: tensor.to(torch.bfloat16).contiguous()}
+    rows = tensor.flatten(1)
+    scale = rows.abs().amax(1).clamp(min=1e-12) / 127
+    quantised = (rows / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+    return {name: quantised.view_as(tensor).contiguous(), name + SCALE: scale}
+
+
+def disclose(counts: Tensor, mode: str, epsilon: float, seed: int, client: int) -> Tensor | None:
+    """Class counts as the member agreed to reveal them; noise is Laplace(1/epsilon), then rounded and clipped."""
+    if mode == "withheld":
+        return None
+    values = counts.double().cpu()
+    if mode == "noised":
+        noise = numpy_generator(seed, client, "count noise").laplace(0.0, 1 / epsilon, len(values))
+        values = (values + torch.from_numpy(noise)).round().clamp(min=0)
+    return values.long()
+
+
+def seal_upload(
+    source: Path,
+    target: Path,
+    *,
+    member: str,
+    created: str,
+    sign: Callable[[str], dict[str, str]] | None = None,
+) -> dict[str, Any]:
+    """Copy an upload under its member's name and the moment it was made, signed if `sign` signs its new digest.
+
+    The digest covers both; the tensors stay as they are, byte for byte. Returns the manifest.
+    """
+    header = read_header(source, SIZE_LIMIT, HEADER_LIMIT)
+    old = parse_manifest(source, header)
+    content = {key: value for key, value in old.items() if key not in ("digest", "signature")}
+    manifest = content | {"member": member, "created": created}
+    manifest["digest"] = digest_of(manifest)
+    if sign is not None:
+        manifest["signature"] = sign(manifest["digest"])
+    with source.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        body = file.read()
+    header["__metadata__"] = {MANIFEST: json.dumps(manifest, sort_keys=True)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_bytes(target, len(text).to_bytes(8, "little") + text + body)
+    return manifest
