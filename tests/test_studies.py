@@ -243,6 +243,20 @@ def test_the_display_in_a_log_file(tiny, monkeypatch):
     ]
 
 
+def test_cells_that_turn_out_to_be_there_do_not_flatter_the_estimate(tiny, monkeypatch):
+    _, plan = tiny
+    cells = unique_cells([plan])[:3]
+    clock = [0.0]
+    monkeypatch.setattr(study_progress.time, "monotonic", lambda: clock[0])
+    watcher = study_progress.StudyWatcher(Console(file=io.StringIO()), None, {cell.name: 60.0 for cell in cells})
+    watcher.begin(cells, there=0, processes=1)
+    clock[0] += 2
+    watcher.end(Outcome(cells[0].name, "there"))
+    clock[0] += 58
+    watcher.end(Outcome(cells[1].name, "run", 58.0, 0.5))
+    assert watcher.time_left() == "60 s"
+
+
 def start(folder, *words):
     command = [*COMMAND, "study", "tiny.yaml", *words]
     path = folder / f"log-{time.monotonic_ns()}"

@@ -14,7 +14,7 @@ from conftest import TINY
 from oneflare.charter import FILE
 from oneflare.coordinator import fuse_federation
 from oneflare.fusion import build_fusion
-from oneflare.fusion.suspects import agreement, capped, judge, shortened
+from oneflare.fusion.suspects import agreement, capped, judge, shortened, way_cosine
 from oneflare.methods.resolve import resolve
 from oneflare.study.attacks import ATTACKS, BUDGET, KINDS, NOBODY, attack_study, build_scene, write_study
 from oneflare.study.audit import audit_run
@@ -23,19 +23,45 @@ from oneflare.upload import seal_upload, write_upload
 MEMBERS, PROBES, CLASSES, DIM = 6, 40, 4, 8
 
 
-def honest_members(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Features of probes, prototypes and counts of members that agree up to noise."""
+def honest_members(seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Features of probes, prototypes, counts, start and anchors of members that agree up to noise.
+
+    The first has come all the way to the anchors, the last is still at the start.
+    """
     generator = torch.Generator().manual_seed(seed)
-    shared = torch.randn(PROBES, DIM, generator=generator)
-    features = F.normalize(shared + 0.5 * torch.randn(MEMBERS, PROBES, DIM, generator=generator), dim=2)
-    prototypes = torch.randn(CLASSES, DIM, generator=generator)
-    prototypes = prototypes + 0.2 * torch.randn(MEMBERS, CLASSES, DIM, generator=generator)
-    return features, prototypes, torch.randint(5, 50, (MEMBERS, CLASSES), generator=generator).double()
+    shown = torch.randn(PROBES, CLASSES, generator=generator)  # what a probe shows of each class
+    start, anchors = torch.randn(2, CLASSES, DIM, generator=generator)
+    way = torch.linspace(1, 0, MEMBERS).view(-1, 1, 1) ** 3
+    prototypes = start.lerp(anchors, way) + 0.2 * torch.randn(MEMBERS, CLASSES, DIM, generator=generator)
+    features = torch.einsum("bc,ncd->nbd", shown, prototypes)
+    features = F.normalize(features + 2.0 * torch.randn(MEMBERS, PROBES, DIM, generator=generator), dim=2)
+    counts = torch.randint(5, 50, (MEMBERS, CLASSES), generator=generator).double()
+    return features, prototypes, counts, start, anchors
+
+
+def test_the_cosine_to_the_way_is_the_best_cosine_to_any_point_of_it():
+    generator = torch.Generator().manual_seed(3)
+    start, anchors = torch.randn(2, CLASSES, DIM, generator=generator)
+    unit = F.normalize(torch.randn(50, CLASSES, DIM, generator=generator), dim=2)
+    angles = torch.linspace(0, torch.pi / 2, 2001)
+    s, t = F.normalize(start, dim=1), F.normalize(anchors, dim=1)
+    points = F.normalize(angles.cos().view(-1, 1, 1) * s + angles.sin().view(-1, 1, 1) * t, dim=2)
+    best = torch.einsum("ncd,acd->nac", unit, points).max(1).values
+    assert torch.allclose(way_cosine(unit, start, anchors), best, atol=1e-4)
+
+
+@pytest.mark.parametrize("anchors", ["start", "nothing"])
+def test_without_anchors_the_way_is_the_start(anchors):
+    start = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(4))
+    unit = F.normalize(torch.cat([start[None], -start[None]]), dim=2)
+    found = way_cosine(unit, start, start if anchors == "start" else torch.zeros_like(start))
+    assert torch.allclose(found[0], torch.ones(CLASSES), atol=1e-5)
+    assert float(found[1].max()) <= 1e-6
 
 
 def test_agreement_is_a_weighted_correlation_of_answers():
-    features, prototypes, counts = honest_members()
-    found = agreement(features, prototypes, counts)
+    features, prototypes, counts, *way = honest_members()
+    found = agreement(features, prototypes, counts, *way)
     unit = F.normalize(prototypes, dim=2)
     shares = counts / counts.sum(1, keepdim=True)
     total, weight = 0.0, 0.0
@@ -57,7 +83,7 @@ def test_honest_members_are_not_suspected():
 
 @pytest.mark.parametrize("lie", ["sign", "order", "length", "labels", "random"])
 def test_a_liar_is_found_and_named(lie):
-    features, prototypes, counts = honest_members()
+    features, prototypes, counts, *way = honest_members()
     if lie == "sign":
         prototypes[2] = -prototypes[2]
     elif lie == "order":
@@ -68,17 +94,17 @@ def test_a_liar_is_found_and_named(lie):
         features[2] = -features[2]
     else:
         prototypes[2] = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(9))
-    (suspect,) = judge([10, 11, 12, 13, 14, 15], features, prototypes, counts)
+    (suspect,) = judge([10, 11, 12, 13, 14, 15], features, prototypes, counts, *way)
     assert suspect.client == 12
     assert suspect.left_out
     assert "client 12 is suspect" in str(suspect)
 
 
 def test_members_of_different_classes_are_not_judged_by_their_answers():
-    features, prototypes, _ = honest_members()
+    features, prototypes, _, *way = honest_members()
     features[2] = -features[2]
     owners = torch.eye(CLASSES).repeat(2, 1)[:MEMBERS] * 30
-    assert judge(list(range(MEMBERS)), features, prototypes, owners) == []
+    assert judge(list(range(MEMBERS)), features, prototypes, owners, *way) == []
 
 
 def test_claims_beyond_the_cap_count_as_the_median_and_lengths_are_cut():

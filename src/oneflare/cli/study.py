@@ -130,10 +130,11 @@ def _dry_run(plans: list[Plan], runs: Path, processes: int | None, *, json: bool
     from oneflare.engine import default_workers
     from oneflare.study.cells import unique_cells
     from oneflare.study.estimate import duration, estimate
+    from oneflare.study.execute import is_complete
 
     cells = unique_cells(plans)
     seconds = estimate(cells, runs)
-    done = {cell.name: (cell.folder(runs) / "result.json").exists() for cell in cells}
+    done = {cell.name: is_complete(cell, runs) for cell in cells}
     if json:
         show.as_json(
             [

@@ -59,6 +59,8 @@ class StudyWatcher(Watcher):
 
     def end(self, outcome: Outcome) -> None:
         self.parts[outcome.cell] = 1.0
+        if outcome.status == "there":  # says nothing about the pace of those that are run
+            del self.parts[outcome.cell]
         self.left.discard(outcome.cell)
         self.done += 1
         text = f"[{self.done}/{self.cells}] {outcome.cell}"

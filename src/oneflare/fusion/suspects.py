@@ -1,8 +1,8 @@
 """Fusions for members that cannot all be trusted: who disagrees with the rest is found without any data.
 
-Honest members share their start and their anchors, so their prototypes of a class point the same way, and their
-networks give related answers to images that show nothing (`oneflare.fusion.probes`) as far as they know the same
-classes. Somebody who lies about labels, signs, sizes or weights breaks at least one of the two.
+Honest members share their start and their anchors, so their prototypes of a class lie on the way from one to the
+other, and their networks give related answers to images that show nothing (`oneflare.fusion.probes`) as far as they
+know the same classes. Somebody who lies about labels, signs, sizes or weights breaks at least one of the two.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
 from oneflare.fusion.features import FeatureSum, counted_prototypes
 from oneflare.fusion.model import MemberModel
 from oneflare.fusion.probes import probe_features
+from oneflare.nn import build_anchors
 
 LEAST_MEMBERS = 3
 """with fewer there is no majority that could be right"""
 PROTOTYPE_AGREEMENT = 0.5
-"""least mean cosine to the median prototypes, as a part of the members' median"""
+"""least mean cosine to the way from start to anchors, as a part of the members' median"""
 ANSWER_AGREEMENT = 1 / 3
 """least agreement of answers, as a part of the members' median"""
 EVIDENCE = 0.4
@@ -60,7 +61,7 @@ class Agreement:
     """How well every member fits the others, `(N,)` each."""
 
     prototypes: Tensor
-    """mean cosine to the median prototypes, in [-1, 1]"""
+    """mean cosine to the way from the shared start to the anchors, in [-1, 1]"""
     answers: Tensor
     """correlation of the answers to probes with others', over classes that both know"""
     evidence: Tensor
@@ -69,18 +70,31 @@ class Agreement:
     """mean prototype length over the median member's"""
 
 
-def unit_prototypes(prototypes: Tensor) -> Tensor:
-    return F.normalize(prototypes.float(), dim=2)
+def way_cosine(prototypes: Tensor, start: Tensor, anchors: Tensor) -> Tensor:
+    """max cos(p, a s + b t) over a, b >= 0: how near to the way from s to t a prototype is, however far it has come.
+
+    prototypes `(N, C, d)` of length one, start and anchors `(C, d)` of any length; gives `(N, C)`.
+    """
+    s, t = F.normalize(start, dim=1), F.normalize(anchors, dim=1)
+    to_start, to_anchor, between = (prototypes * s).sum(2), (prototypes * t).sum(2), (s * t).sum(1)
+    apart = (1 - between.square()).clamp(min=1e-6)
+    a, b = (to_start - between * to_anchor) / apart, (to_anchor - between * to_start) / apart
+    projection = (a * to_start + b * to_anchor).clamp(min=0).sqrt()
+    ends = torch.maximum(to_start, to_anchor)
+    return torch.where((a > 0) & (b > 0), torch.maximum(projection, ends), ends)
 
 
-def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None) -> Agreement:
-    """features `(N, probes, d)` of the same probes, prototypes `(N, C, d)`, counts `(N, C)` or None if withheld.
+def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start: Tensor, anchors: Tensor) -> Agreement:
+    """features `(N, probes, d)` of the same probes, prototypes `(N, C, d)`, counts `(N, C)` or None if withheld;
+    start, anchors `(C, d)`.
+
+    A member with many images travels from the start to the anchors, one with few stays: both are on the way. Compared
+    with each other, the largest honest members would look like liars.
 
     Answers of member i: l_ib = z_ib P_i^T, centred over probes. Members i and j are compared on class c with weight
     sqrt(p_ic p_jc), where p are their class shares; the weights' sum is their overlap.
     """
-    unit = unit_prototypes(prototypes)
-    centre = F.normalize(unit.median(0).values, dim=1)
+    unit = F.normalize(prototypes.float(), dim=2)
     lengths = prototypes.norm(dim=2).mean(1)
     answers = torch.einsum("nbd,ncd->nbc", features, unit)
     answers = answers - answers.mean(1, keepdim=True)
@@ -96,20 +110,27 @@ def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None) -> Ag
     evidence = (root @ root.T).fill_diagonal_(0)
     total = evidence.sum(1)
     return Agreement(
-        prototypes=(unit * centre).sum(2).mean(1),
+        prototypes=way_cosine(unit, start, anchors).mean(1),
         answers=(evidence * correlation).sum(1) / total.clamp(min=1e-12),
         evidence=total / max(members - 1, 1),
         length=lengths / lengths.median().clamp(min=1e-12),
     )
 
 
-def judge(clients: Sequence[int], features: Tensor, prototypes: Tensor, counts: Tensor | None) -> list[Suspect]:
+def judge(
+    clients: Sequence[int],
+    features: Tensor,
+    prototypes: Tensor,
+    counts: Tensor | None,
+    start: Tensor,
+    anchors: Tensor,
+) -> list[Suspect]:
     """Who to leave out: one at a time, the worst first, never as many as half; the rest is judged anew."""
     kept = list(range(len(clients)))
     found: list[Suspect] = []
     while len(kept) >= LEAST_MEMBERS and 2 * (len(found) + 1) < len(clients):
         rows = torch.tensor(kept)
-        seen = agreement(features[rows], prototypes[rows], None if counts is None else counts[rows])
+        seen = agreement(features[rows], prototypes[rows], None if counts is None else counts[rows], start, anchors)
         worst = _worst(seen)
         if worst is None:
             break
@@ -125,7 +146,10 @@ def _worst(seen: Agreement) -> tuple[int, str] | None:
     index = int(seen.prototypes.argmin())
     value = float(seen.prototypes[index])
     if median > 0 and value < PROTOTYPE_AGREEMENT * median:
-        return index, f"its prototypes agree with the others' by {value:.2f} where {median:.2f} is usual"
+        return (
+            index,
+            f"its prototypes agree with the common start and anchors by {value:.2f} where {median:.2f} is usual",
+        )
     stretch = seen.length.clamp(min=1e-12).log().abs()
     index = int(stretch.argmax())
     if float(stretch[index]) > torch.tensor(LENGTH).log():
@@ -157,7 +181,10 @@ def find_suspects(uploads: UploadSet, seed: int = 0, count_cap: float = COUNT_CA
     found: list[Suspect] = []
     if uploads.contract.deep and len(uploads) >= LEAST_MEMBERS:
         counts = uploads.counts if all(upload.counts is not None for upload in uploads) else None
-        found = judge(clients, probe_features(uploads, seed), uploads.prototypes, counts)
+        start = uploads.template.prototypes.detach().float()
+        anchors = build_anchors(uploads.contract.anchors, *start.shape)
+        anchors = start if anchors is None else anchors.float()
+        found = judge(clients, probe_features(uploads, seed), uploads.prototypes, counts, start, anchors)
     left_out = {suspect.client for suspect in found}
     for index in excessive.nonzero().flatten().tolist():
         if clients[index] not in left_out:

@@ -6,6 +6,7 @@ written like any other, passes every check, and meets the honest uploads of the 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from oneflare.files import write_json, write_text
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all
 from oneflare.fusion.suspects import find_suspects
 from oneflare.methods.resolve import resolve
-from oneflare.nn import PrototypeNetwork, initial_network
+from oneflare.nn import PrototypeNetwork
 from oneflare.nn.hardware import one_thread
 from oneflare.seeds import derive, numpy_generator
 from oneflare.stages import run_experiment
@@ -113,6 +114,12 @@ class Scene:
         return dataclasses.replace(self.honest, uploads=kept)
 
 
+def with_flipped_labels(dataset: Dataset) -> Dataset:
+    """y -> C - 1 - y on the images members train on."""
+    last = len(dataset.classes) - 1
+    return dataclasses.replace(dataset, train=dataset.train._replace(labels=last - dataset.train.labels))
+
+
 def choose_attackers(sizes: Sequence[int], number: int, seed: int) -> tuple[int, ...]:
     """Any members that own something."""
     owners = [client for client, size in enumerate(sizes) if size > 0]
@@ -130,14 +137,10 @@ def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: 
     with one_thread():
         summaries = [federation.files.client(client).read_summary() for client in range(clients)]
         honest = federation.collect([summary for summary in summaries if summary is not None], observer)
-        classes = len(dataset.classes)
-        flipped = dataset.train._replace(labels=classes - 1 - dataset.train.labels)
         nothing = np.empty(0, dtype=np.int64)
         parts = [indices if client in who else nothing for client, indices in enumerate(federation.partition.indices)]
     flipped_folder = folder / LABEL_FLIP
-    run_experiment(
-        experiment, flipped_folder, dataset=dataclasses.replace(dataset, train=flipped), parts=parts, observer=observer
-    )
+    run_experiment(experiment, flipped_folder, dataset=with_flipped_labels(dataset), parts=parts, observer=observer)
     poisoned: dict[str, dict[int, Upload]] = {
         LABEL_FLIP: {client: read_upload(RunFiles(flipped_folder).client(client).upload, contract) for client in who}
     }
@@ -145,18 +148,16 @@ def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: 
         poisoned[name] = {}
         for client in who:
             upload = next(upload for upload in honest if upload.client == client)
-            network, counts = attack(_network(federation, upload), _counts(upload), experiment.seed + client)
+            network, counts = attack(network_of(honest, upload), counts_of(upload), experiment.seed + client)
             path = folder / name / f"{client:03d}.safetensors"
             write_upload(path, network, contract, client=client, counts=counts, epoch=int(upload.manifest["epoch"]))
             poisoned[name][client] = read_upload(path, contract)
     return Scene(honest, dataset, contract, who, poisoned)
 
 
-def _network(federation: Federation, upload: Upload) -> PrototypeNetwork:
-    image = federation.contract.image
-    network = initial_network(
-        federation.contract.encoder, image.channels, image.size, len(federation.contract.classes), 0
-    )
+def network_of(uploads: UploadSet, upload: Upload) -> PrototypeNetwork:
+    """What this member trained, to be changed freely."""
+    network = copy.deepcopy(uploads.template)
     network.encoder.load_state_dict(upload.weights())
     assert upload.prototypes is not None
     with torch.no_grad():
@@ -164,7 +165,7 @@ def _network(federation: Federation, upload: Upload) -> PrototypeNetwork:
     return network
 
 
-def _counts(upload: Upload) -> Tensor:
+def counts_of(upload: Upload) -> Tensor:
     assert upload.counts is not None
     return upload.counts.long()
 

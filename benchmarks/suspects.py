@@ -1,0 +1,131 @@
+"""Who is suspected in real federations: `python -m benchmarks.suspects RUNS [--flip PATTERN ...]`.
+
+Takes every finished run of trained networks below RUNS/cells (those of `oneflare study ... --runs RUNS`) as it is, and
+then with each of its members in turn as the attacker, and counts who is suspected. `--flip` also trains the members of
+the runs whose names begin with PATTERN on flipped labels, below RUNS/flipped; what is there is not trained again.
+Keeps the figures in results/trust/real.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from oneflare._version import __version__
+from oneflare.data import load
+from oneflare.errors import OneFlareError
+from oneflare.federation import Observer
+from oneflare.files import write_json
+from oneflare.fusion import UploadSet
+from oneflare.fusion.suspects import find_suspects
+from oneflare.nn.hardware import one_thread
+from oneflare.stages import open_run, read_experiment, run_experiment
+from oneflare.study.attacks import ATTACKS, LABEL_FLIP, NOBODY, counts_of, network_of, with_flipped_labels
+from oneflare.upload import Upload, read_upload, write_upload
+
+RESULTS = Path("results/trust/real.json")
+
+
+def poisoned(uploads: UploadSet, folder: Path) -> Iterator[tuple[str, Upload]]:
+    """Every attack by every member, written and read like any upload."""
+    for upload in uploads:
+        for name, attack in ATTACKS.items():
+            network, counts = attack(network_of(uploads, upload), counts_of(upload), upload.client)
+            path = folder / f"{name}-{upload.client:03d}.safetensors"
+            write_upload(path, network, uploads.contract, client=upload.client, counts=counts, epoch=1)
+            yield name, read_upload(path, uploads.contract)
+            path.unlink()
+
+
+def flipped(cell: Path, folder: Path) -> UploadSet:
+    """The same members, trained on flipped labels."""
+    experiment = read_experiment(cell)
+    federation, uploads = open_run(cell, Observer())
+    data = with_flipped_labels(load(experiment.data))
+    run_experiment(experiment, folder, dataset=data, parts=federation.partition.indices)
+    members = (folder / "clients" / f"{upload.client:03d}" / upload.path.name for upload in uploads)
+    return dataclasses.replace(uploads, uploads=tuple(read_upload(path, uploads.contract) for path in members))
+
+
+def look(uploads: UploadSet, attack: str, sent: Upload | None) -> dict[str, Any]:
+    """Who is suspected when one member sends this."""
+    attacker = None if sent is None else sent.client
+    received = tuple(sent if sent is not None and upload.client == attacker else upload for upload in uploads)
+    found = {
+        suspect.client: suspect.reason for suspect in find_suspects(dataclasses.replace(uploads, uploads=received))
+    }
+    wrongly = {client: reason for client, reason in found.items() if client != attacker}
+    return {"attack": attack, "attacker": attacker, "named": attacker in found, "wrongly": wrongly}
+
+
+def look_at_run(cell: Path, scratch: Path, flips: Path | None) -> dict[str, Any]:
+    _, uploads = open_run(cell, Observer())
+    experiment = read_experiment(cell)
+    with one_thread():
+        seen = [look(uploads, NOBODY, None)]
+        seen += [look(uploads, name, upload) for name, upload in poisoned(uploads, scratch)]
+        if flips is not None:
+            seen += [look(uploads, LABEL_FLIP, upload) for upload in flipped(cell, flips)]
+    return {
+        "run": cell.name,
+        "data": experiment.data.name,
+        "method": experiment.method,
+        "alpha": experiment.partition.alpha,
+        "seed": experiment.seed,
+        "members": len(uploads),
+        "seen": seen,
+    }
+
+
+def deep_runs(folder: Path) -> Iterator[Path]:
+    for cell in sorted(folder.iterdir()):
+        if (cell / "result.json").exists():
+            try:
+                _, uploads = open_run(cell, Observer())
+            except OneFlareError:
+                continue
+            if uploads.contract.deep and len(uploads) >= 3:
+                yield cell
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By alpha and attack: attackers, those named, and honest members suspected, of all honest ones."""
+    total: dict[tuple[float, str], Counter[str]] = {}
+    for run in runs:
+        for seen in run["seen"]:
+            row = total.setdefault((run["alpha"], seen["attack"]), Counter())
+            attackers = int(seen["attacker"] is not None)
+            row.update(federations=1, attackers=attackers, named=int(seen["named"]))
+            row.update(honest=run["members"] - attackers, wrongly=len(seen["wrongly"]))
+    return [{"alpha": alpha, "attack": attack, **row} for (alpha, attack), row in sorted(total.items())]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--flip", action="append", default=[], metavar="PATTERN")
+    arguments = parser.parse_args()
+    runs = []
+    for cell in deep_runs(arguments.runs / "cells"):
+        wanted = any(cell.name.startswith(pattern) for pattern in arguments.flip)
+        flips = arguments.runs / "flipped" / cell.name if wanted else None
+        runs.append(look_at_run(cell, arguments.runs / "flipped", flips))
+        odd = [seen for seen in runs[-1]["seen"] if seen["wrongly"] or (seen["attacker"] is not None) > seen["named"]]
+        print(cell.name, odd or "", flush=True)
+    rows = summary(runs)
+    write_json(RESULTS, {"oneflare": __version__, "summary": rows, "runs": runs})
+    print("| alpha | attack | federations | attackers named | honest members suspected |\n|---|---|---|---|---|")
+    for row in rows:
+        named = f"{row['named']} of {row['attackers']}" if row["attackers"] else ""
+        print(
+            f"| {row['alpha']:g} | {row['attack']} | {row['federations']} | {named} "
+            f"| {row['wrongly']} of {row['honest']} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
