@@ -5,10 +5,13 @@ moments; everything else must be as written.
 
     ```console      lines after `$ ` are commands, the lines below them what they print (to stderr, if nothing goes to
                     stdout); `...` stands for anything
-    ```python       runs in one session per page; `#>` lines below a block's last statement are what it prints
+    ```bash title="north"           is run in the folder `north` of the page, which stands for a machine
+    ```bash, then ```output         is run; the output block directly below it is what it prints, compared in the same way.
+                    A block that ends in `&` goes on in the background until the page ends.
+    ```python       runs in one session per page; `#>` or `# >` lines below a block's last statement are what it prints
     ```yaml title="experiment.yaml"  and  ```python title="rule.py"     are written to that file
 
-Blocks with other names (`bash`, `text`) are not run.
+Other blocks (`text`, `bash` without title or output) are not run.
 """
 
 from __future__ import annotations
@@ -16,19 +19,22 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r'title="([^"]+)"')
-PRINTS = "#> "
+PRINTS = re.compile(r"^# ?> ")
 LIMIT = 600
 """seconds that one command may take"""
+START = 120
+"""seconds until a command in the background must have printed what the page says"""
 
 
 @dataclass(frozen=True)
@@ -37,15 +43,36 @@ class Block:
     options: str
     text: str
     line: int
+    output: str | None = None
+    """what it must print, where the page shows it in a block of its own"""
+
+    @property
+    def title(self) -> str | None:
+        found = TITLE.search(self.options)
+        return found[1] if found else None
+
+    @property
+    def runs(self) -> bool:
+        return self.kind in ("console", "python") or (
+            self.kind == "bash" and (self.title is not None or self.output is not None)
+        )
 
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found = []
+    found: list[Block] = []
+    end = 0
     for match in FENCE.finditer(text):
         indent = len(match[1])
         body = "\n".join(line[indent:] for line in match[4].splitlines())
-        found.append(Block(match[2], match[3], body, text[: match.start()].count("\n") + 1))
+        line = text[: match.start()].count("\n") + 1
+        if match[2] == "output":
+            if not found or found[-1].kind != "bash" or text[end : match.start()].strip():
+                raise SystemExit(f"{page}:{line}: an output block without a bash block directly above it")
+            found[-1] = replace(found[-1], output=body)
+        else:
+            found.append(Block(match[2], match[3], body, line))
+        end = match.end()
     return found
 
 
@@ -65,6 +92,7 @@ def run_page(page: Path) -> list[str]:
     """What differs; empty if the page is true."""
     complaints: list[str] = []
     program: list[str] = []
+    behind: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="oneflare-docs-") as folder:
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -72,18 +100,70 @@ def run_page(page: Path) -> list[str]:
             "NO_COLOR": "1",
             "OMP_NUM_THREADS": "1",
         }
-        for block in blocks(page):
-            title = TITLE.search(block.options)
-            if title:
-                path = Path(folder) / title[1]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(block.text + "\n")
-            elif block.kind == "console":
-                complaints += _console(page, block, folder, environment)
-            elif block.kind == "python":
-                program.append(block.text)
-                complaints += _python(page, block, program, folder, environment)
+        try:
+            for block in blocks(page):
+                if block.kind == "bash" and block.runs:
+                    complaints += _bash(page, block, folder, environment, behind)
+                elif block.title:
+                    path = Path(folder) / block.title
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(block.text + "\n")
+                elif block.kind == "console":
+                    complaints += _console(page, block, folder, environment)
+                elif block.kind == "python":
+                    program.append(block.text)
+                    complaints += _python(page, block, program, folder, environment)
+        finally:
+            for process in behind:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
     return complaints
+
+
+def _bash(
+    page: Path, block: Block, folder: str, environment: dict[str, str], behind: list[subprocess.Popen[str]]
+) -> list[str]:
+    """One script; what it prints to stdout, or to stderr if nothing goes there, is what the page shows."""
+    place = Path(folder) / (block.title or "")
+    place.mkdir(parents=True, exist_ok=True)
+    where = f"{page.name}:{block.line}: `{block.text.splitlines()[0]}`"
+    if block.text.rstrip().endswith("&"):
+        printed = _start(block, place, environment, behind)
+        expected = block.output or "..."
+        return [] if agrees(expected, printed) else [f"{where} printed\n{printed}\n--- not\n{expected}"]
+    done = _run(f"set -e\n{block.text}", str(place), environment)
+    printed = done.stdout if done.stdout.strip() else done.stderr
+    refused = done.returncode == 2 and "error:" in (block.output or "")
+    if done.returncode != 0 and not refused:
+        return [f"{where} ended with {done.returncode}\n{done.stdout.rstrip()}\n{done.stderr.rstrip()}"]
+    if block.output is not None and not agrees(block.output, printed):
+        return [f"{where} printed\n{printed.rstrip()}\n--- not\n{block.output}"]
+    return []
+
+
+def _start(block: Block, place: Path, environment: dict[str, str], behind: list[subprocess.Popen[str]]) -> str:
+    """Leave a command running; wait until it has printed what the page shows, or has ended, or START is over."""
+    log = place / ".behind.txt"
+    with log.open("w") as file:
+        command = "exec " + block.text.strip().removesuffix("&")
+        behind.append(
+            subprocess.Popen(
+                command,
+                shell=True,
+                cwd=place,
+                env=environment,
+                stdout=file,
+                stderr=file,
+                text=True,
+                start_new_session=True,
+            )
+        )
+    deadline = time.monotonic() + START
+    while (
+        time.monotonic() < deadline and behind[-1].poll() is None and not agrees(block.output or "...", log.read_text())
+    ):
+        time.sleep(0.2)
+    return log.read_text().rstrip()
 
 
 def _console(page: Path, block: Block, folder: str, environment: dict[str, str]) -> list[str]:
@@ -109,7 +189,7 @@ def _python(page: Path, block: Block, program: list[str], folder: str, environme
     lines = "\n".join([*program[:-1], f"print({mark!r}, flush=True)", program[-1]])
     script.write_text(lines)
     done = _run(f"{sys.executable} {script.name}", folder, environment)
-    expected = "\n".join(line[len(PRINTS) :] for line in block.text.splitlines() if line.startswith(PRINTS))
+    expected = "\n".join(PRINTS.sub("", line) for line in block.text.splitlines() if PRINTS.match(line))
     printed = done.stdout.partition(mark)[2]
     if done.returncode != 0:
         return [f"{page.name}:{block.line}: the block failed\n{done.stderr.rstrip()}"]
@@ -130,7 +210,7 @@ def main() -> None:
     pages = parser.parse_args().pages or sorted(DOCS.rglob("*.md"))
     failed = False
     for page in pages:
-        if not any(block.kind in ("console", "python") for block in blocks(page)):
+        if not any(block.runs for block in blocks(page)):
             continue
         started = time.monotonic()
         complaints = run_page(page)
