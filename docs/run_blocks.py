@@ -6,12 +6,13 @@ moments; everything else must be as written.
     ```console      lines after `$ ` are commands, the lines below them what they print (to stderr, if nothing goes to
                     stdout); `...` stands for anything
     ```bash title="north"           is run in the folder `north` of the page, which stands for a machine
-    ```bash, then ```output         is run; the output block directly below it is what it prints, compared in the same way.
-                    A block that ends in `&` goes on in the background until the page ends.
+    ```bash, then ```output         is run; the output block directly below it is what it prints, compared likewise. One
+                    that ends in `&` goes on in the background until the page ends.
     ```python       runs in one session per page; `#>` or `# >` lines below a block's last statement are what it prints
     ```yaml title="experiment.yaml"  and  ```python title="rule.py"     are written to that file
 
-Other blocks (`text`, `bash` without title or output) are not run.
+Other blocks (`text`, `bash` without title or output) are not run. `--fill` writes what was printed into output blocks
+that are empty; put `...` where it varies.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def _plain(text: str) -> str:
     return re.sub(r"[-+]?\d+\.\d+", "#", "\n".join(lines))
 
 
-def run_page(page: Path) -> list[str]:
-    """What differs; empty if the page is true."""
+def run_page(page: Path, printed: dict[int, str] | None = None) -> list[str]:
+    """What differs; empty if the page is true. printed: what bash blocks printed, by their line."""
+    printed = {} if printed is None else printed
     complaints: list[str] = []
     program: list[str] = []
     behind: list[subprocess.Popen[str]] = []
@@ -103,7 +105,7 @@ def run_page(page: Path) -> list[str]:
         try:
             for block in blocks(page):
                 if block.kind == "bash" and block.runs:
-                    complaints += _bash(page, block, folder, environment, behind)
+                    complaints += _bash(page, block, folder, environment, behind, printed)
                 elif block.title:
                     path = Path(folder) / block.title
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,29 +117,36 @@ def run_page(page: Path) -> list[str]:
                     complaints += _python(page, block, program, folder, environment)
         finally:
             for process in behind:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait()
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+                    process.wait()
     return complaints
 
 
 def _bash(
-    page: Path, block: Block, folder: str, environment: dict[str, str], behind: list[subprocess.Popen[str]]
+    page: Path,
+    block: Block,
+    folder: str,
+    environment: dict[str, str],
+    behind: list[subprocess.Popen[str]],
+    outputs: dict[int, str],
 ) -> list[str]:
     """One script; what it prints to stdout, or to stderr if nothing goes there, is what the page shows."""
     place = Path(folder) / (block.title or "")
     place.mkdir(parents=True, exist_ok=True)
     where = f"{page.name}:{block.line}: `{block.text.splitlines()[0]}`"
     if block.text.rstrip().endswith("&"):
-        printed = _start(block, place, environment, behind)
+        outputs[block.line] = printed = _start(block, place, environment, behind)
         expected = block.output or "..."
         return [] if agrees(expected, printed) else [f"{where} printed\n{printed}\n--- not\n{expected}"]
     done = _run(f"set -e\n{block.text}", str(place), environment)
-    printed = done.stdout if done.stdout.strip() else done.stderr
+    printed = (done.stdout if done.stdout.strip() else done.stderr).rstrip()
     refused = done.returncode == 2 and "error:" in (block.output or "")
     if done.returncode != 0 and not refused:
         return [f"{where} ended with {done.returncode}\n{done.stdout.rstrip()}\n{done.stderr.rstrip()}"]
+    outputs[block.line] = printed
     if block.output is not None and not agrees(block.output, printed):
-        return [f"{where} printed\n{printed.rstrip()}\n--- not\n{block.output}"]
+        return [f"{where} printed\n{printed}\n--- not\n{block.output}"]
     return []
 
 
@@ -159,9 +168,10 @@ def _start(block: Block, place: Path, environment: dict[str, str], behind: list[
             )
         )
     deadline = time.monotonic() + START
-    while (
-        time.monotonic() < deadline and behind[-1].poll() is None and not agrees(block.output or "...", log.read_text())
-    ):
+    while time.monotonic() < deadline and behind[-1].poll() is None:
+        printed = log.read_text()
+        if printed.endswith("\n") and agrees(block.output or "...", printed):
+            break
         time.sleep(0.2)
     return log.read_text().rstrip()
 
@@ -198,6 +208,19 @@ def _python(page: Path, block: Block, program: list[str], folder: str, environme
     return []
 
 
+def fill(page: Path, printed: dict[int, str]) -> None:
+    """Write what was printed into the page's empty output blocks."""
+    text = page.read_text()
+    above = 0
+    pieces, end = [], 0
+    for match in FENCE.finditer(text):
+        if match[2] == "output" and not match[4].strip() and above in printed:
+            pieces += [text[end : match.start(4)], printed[above] + "\n"]
+            end = match.end(4)
+        above = text[: match.start()].count("\n") + 1
+    page.write_text("".join(pieces) + text[end:])
+
+
 def _run(command: str, folder: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
@@ -207,13 +230,18 @@ def _run(command: str, folder: str, environment: dict[str, str]) -> subprocess.C
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path)
-    pages = parser.parse_args().pages or sorted(DOCS.rglob("*.md"))
+    parser.add_argument("--fill", action="store_true", help="write output into empty output blocks")
+    given = parser.parse_args()
+    pages = given.pages or sorted(DOCS.rglob("*.md"))
     failed = False
     for page in pages:
         if not any(block.runs for block in blocks(page)):
             continue
         started = time.monotonic()
-        complaints = run_page(page)
+        printed: dict[int, str] = {}
+        complaints = run_page(page, printed)
+        if given.fill:
+            fill(page, printed)
         failed = failed or bool(complaints)
         print(f"{'FAILED' if complaints else 'ok'}  {page.name}  {time.monotonic() - started:.0f} s", flush=True)
         for complaint in complaints:
