@@ -58,6 +58,7 @@ examples: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+	@echo "read: build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
 
 # the concept pictures, from the library's own code; look at them before you commit
 pictures: $(STAMP)

@@ -101,6 +101,7 @@ def run_page(page: Path, printed: dict[int, str] | None = None) -> list[str]:
             "COLUMNS": "110",
             "NO_COLOR": "1",
             "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
         }
         try:
             for block in blocks(page):
@@ -131,7 +132,7 @@ def _bash(
     behind: list[subprocess.Popen[str]],
     outputs: dict[int, str],
 ) -> list[str]:
-    """One script; what it prints to stdout, or to stderr if nothing goes there, is what the page shows."""
+    """One script; what it prints, to stdout and stderr as on a terminal, is what the page shows."""
     place = Path(folder) / (block.title or "")
     place.mkdir(parents=True, exist_ok=True)
     where = f"{page.name}:{block.line}: `{block.text.splitlines()[0]}`"
@@ -139,11 +140,11 @@ def _bash(
         outputs[block.line] = printed = _start(block, place, environment, behind)
         expected = block.output or "..."
         return [] if agrees(expected, printed) else [f"{where} printed\n{printed}\n--- not\n{expected}"]
-    done = _run(f"set -e\n{block.text}", str(place), environment)
-    printed = (done.stdout if done.stdout.strip() else done.stderr).rstrip()
+    done = _run(f"exec 2>&1\nset -e\n{block.text}", str(place), environment)
+    printed = done.stdout.rstrip()
     refused = done.returncode == 2 and "error:" in (block.output or "")
     if done.returncode != 0 and not refused:
-        return [f"{where} ended with {done.returncode}\n{done.stdout.rstrip()}\n{done.stderr.rstrip()}"]
+        return [f"{where} ended with {done.returncode}\n{printed}"]
     outputs[block.line] = printed
     if block.output is not None and not agrees(block.output, printed):
         return [f"{where} printed\n{printed}\n--- not\n{block.output}"]
