@@ -4,7 +4,7 @@ A page is run from top to bottom in an empty folder. Figures with a decimal poin
 moments; everything else must be as written.
 
     ```console      lines after `$ ` are commands, the lines below them what they print (to stderr, if nothing goes to
-                    stdout); `...` stands for anything
+                    stdout); `...` is anything within its line, alone on a line any lines
     ```bash title="north"           is run in the folder `north` of the page, which stands for a machine
     ```bash, then ```output         is run; the output block directly below it is what it prints, compared likewise. One
                     that ends in `&` goes on in the background until the page ends.
@@ -78,10 +78,12 @@ def blocks(page: Path) -> list[Block]:
 
 
 def agrees(expected: str, actual: str) -> bool:
-    """Line by line, spaces and decimal figures aside; `...` matches anything, also many lines."""
-    wanted, printed = _plain(expected), _plain(actual)
-    pattern = ".*?".join(re.escape(part) for part in wanted.split("..."))
-    return re.fullmatch(pattern, printed, re.DOTALL) is not None
+    """Line by line, spaces and decimal figures aside; `...` is anything within its line, alone on one any lines."""
+    pattern = "".join(
+        r"(?:[^\n]*\n)*?" if line == "..." else r"[^\n]*".join(map(re.escape, line.split("..."))) + r"\n"
+        for line in _plain(expected).split("\n")
+    )
+    return re.fullmatch(pattern, _plain(actual) + "\n") is not None
 
 
 def _plain(text: str) -> str:
