@@ -60,15 +60,12 @@ def of_panel(panel: Panel, first: Result) -> list[str]:
 
 
 def of_study(
-    question: str, panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, seeds: int, missing: int
+    panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, seeds: int, missing: int
 ) -> list[str]:
-    """The question, what was run, how the claims fared, who leads."""
+    """What was run, how the claims fared, who leads."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.labels))
     where = panels[0].title if len(panels) == 1 else f"{len(panels)} settings"
-    sentences = [
-        question,
-        f"{len(labels)} variants were run on {where} with {_seeds(seeds)} ({scale}); they share each seed's partition.",
-    ]
+    sentences = [f"{len(labels)} variants were run on {where} with {_seeds(seeds)}: {scale}."]
     if missing:
         sentences.append(f"{missing} of the runs are not there yet, so this is a preliminary page.")
     if verdicts:
@@ -108,10 +105,10 @@ def winner(rows: Sequence[Row]) -> list[str]:
         dict(zip(second.seeds, second.accuracies, strict=True)),
     )
     found = difference([ours[seed] - theirs[seed] for seed in shared])
-    sentence = (
-        f"{best.label} with {best.fusion} leads with {reached}, {points(found.mean)} ahead of {second.label} "
-        f"with {second.fusion}"
-    )
+    both = best.fusion == second.fusion
+    ours_by, theirs_by = ("", "") if both else (f" with {best.fusion}", f" with {second.fusion}")
+    start = f"Fused by {best.fusion}, " if both else ""
+    sentence = f"{start}{best.label}{ours_by} leads with {reached}, {points(found.mean)} ahead of {second.label}{theirs_by}"
     if found.interval is None:
         return [f"{sentence}; with one seed nobody can say whether that would repeat."]
     low, high = found.interval
@@ -149,7 +146,15 @@ def points(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    return f"{100 * value:+.1f}"
+    return f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `1 h 54 min`"""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _clients(number: int) -> str:
