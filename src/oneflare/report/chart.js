@@ -230,10 +230,10 @@ function endLabels(canvas, area, ends) {
   for (const end of sorted.reverse()) { end.at = Math.min(end.at, limit); limit = end.at - step; }
   for (const end of sorted) {
     if (Math.abs(end.at - end.y) > 3) canvas.nodes.push(shape("path", { d: `M${area.right + 5},${end.y}L${area.right + 13},${end.at}`, stroke: end.colour, fill: "none", "stroke-opacity": 0.6 }));
-    canvas.nodes.push(label(area.right + 16, end.at + 4, end.name, { class: "end", style: `fill:${end.colour}` }));
+    canvas.nodes.push(label(area.right + 16, end.at + 4, shorten(end.name, Math.floor((canvas.width - area.right - 16) / 6.4)), { class: "end", style: `fill:${end.colour}` }));
   }
 }
-const endRoom = (canvas, names) => (narrow(canvas) || names.length > 10 ? 14 : Math.min(canvas.width * 0.3, 22 + Math.max(...names.map(textWidth))));
+const endRoom = (canvas, names) => (narrow(canvas) || names.length > 10 ? 14 : Math.min(canvas.width * 0.34, 22 + Math.max(...names.map(textWidth))));
 
 // Text on a coloured cell: black or white, whichever can be read, in the light and in the dark scheme.
 const TINTS = {

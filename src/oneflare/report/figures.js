@@ -65,14 +65,15 @@ figure("fig-settings", (canvas) => {
   const area = { left, right: canvas.width - 14, top: 4, bottom: 4 + high * panels.length };
   const [low, top] = around(rows.flat().flatMap((row) => [row.mean - (row.std || 0), row.mean + (row.std || 0)]));
   const x = linear(100 * low, 100 * top, area.left, area.right);
-  names.forEach((name, p) => {
-    if (p % 2 === 0) canvas.nodes.push(shape("rect", { class: "band", x: 0, y: area.top + high * p, width: canvas.width, height: high }));
-    canvas.nodes.push(stacked ? label(6, area.top + high * p + 15, name) : label(left - 12, area.top + high * (p + 0.5) + 4, name, { "text-anchor": "end" }));
+  for (let p = 0; p < panels.length; p += 2) canvas.nodes.push(shape("rect", { class: "band", x: 0, y: area.top + high * p, width: canvas.width, height: high }));
+  const nameSettings = () => names.forEach((name, p) => {
+    canvas.nodes.push(stacked ? label(6, area.top + high * p + 15, name, { class: "halo" }) : label(left - 12, area.top + high * (p + 0.5) + 4, name, { "text-anchor": "end" }));
   });
   for (const tick of x.ticks) {
     canvas.nodes.push(shape("line", { class: "grid", x1: x.at(tick), x2: x.at(tick), y1: area.top, y2: area.bottom }));
     canvas.nodes.push(label(x.at(tick), area.bottom + 18, x.text(tick), { "text-anchor": "middle", class: "faint" }));
   }
+  nameSettings();
   canvas.nodes.push(label((area.left + area.right) / 2, area.bottom + 38, "test accuracy %", { "text-anchor": "middle", class: "faint" }));
   rows.forEach((here, p) => here.forEach((row) => {
     const place = visible.indexOf(row.label), k = labels.indexOf(row.label);

@@ -9,6 +9,8 @@ from oneflare.report.story import Test
 
 WIDE = 100.0
 """length of the line; the page stretches it"""
+FLAT = 3.0
+"""times as wide as the narrowest: from there on claims have scales of their own"""
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,17 @@ class Mark:
     """where the claim says that the value lies"""
 
 
-def forest(tests: Sequence[Test]) -> list[Mark]:
-    """One per test; tests of one unit share a scale, so that their bars can be compared."""
-    return [_mark(test, *_range([other for other in tests if other.unit == test.unit])) for test in tests]
+def forest(claims: Sequence[Sequence[Test]]) -> list[list[Mark]]:
+    """Per claim, per test. What has one unit shares a scale, so that bars can be compared: over all claims, unless
+    the widest would press the others flat."""
+    return [[_mark(test, *_range(_peers(test, tests, claims))) for test in tests] for tests in claims]
+
+
+def _peers(test: Test, tests: Sequence[Test], claims: Sequence[Sequence[Test]]) -> list[Test]:
+    own = [other for other in tests if other.unit == test.unit]
+    groups = [found for claim in claims if (found := [other for other in claim if other.unit == test.unit])]
+    widths = [high - low for low, high in map(_range, groups)]
+    return own if max(widths) > FLAT * min(widths) else [other for group in groups for other in group]
 
 
 def _range(tests: Sequence[Test]) -> tuple[float, float]:

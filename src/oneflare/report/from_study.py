@@ -41,9 +41,7 @@ def study_story(path: Path, runs: Path = Path("runs")) -> Story:
         page=path.with_suffix(".html"),
         question=content["question"],
         methods={str(row["name"]): str(row["method"]) for row in rows.values()},
-        lead=lead.of_study(
-            panels, verdicts, content["scale_summary"], len(content["seeds"]), missing
-        ),
+        lead=lead.of_study(panels, verdicts, content["scale_summary"], len(content["seeds"]), missing),
         facts=_facts(content),
         panels=panels,
         runs=bounded(found),

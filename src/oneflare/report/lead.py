@@ -51,7 +51,7 @@ def of_panel(panel: Panel, first: Result) -> list[str]:
     rows = panel.main
     seeds = panel.seeds
     opening = (
-        f"{listed([row.label for row in rows])} {'were' if len(rows) > 1 else 'was'} trained on "
+        f"{listed([row.label for row in rows])} {'were' if len(rows) > 1 else 'was'} run on "
         f"{content['data']['name']}, {content['data']['train']:,} images split over "
         f"{_clients(content['partition']['clients'])}, with {_seeds(seeds)}; "
         "methods share each seed's partition, and each is fused by its own rule."
@@ -59,9 +59,7 @@ def of_panel(panel: Panel, first: Result) -> list[str]:
     return [opening, *winner(rows)]
 
 
-def of_study(
-    panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, seeds: int, missing: int
-) -> list[str]:
+def of_study(panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, seeds: int, missing: int) -> list[str]:
     """What was run, how the claims fared, who leads."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.labels))
     where = panels[0].title if len(panels) == 1 else f"{len(panels)} settings"
@@ -106,9 +104,11 @@ def winner(rows: Sequence[Row]) -> list[str]:
     )
     found = difference([ours[seed] - theirs[seed] for seed in shared])
     both = best.fusion == second.fusion
-    ours_by, theirs_by = ("", "") if both else (f" with {best.fusion}", f" with {second.fusion}")
+    ours_by, theirs_by = ("" if both or row.label == row.fusion else f" with {row.fusion}" for row in (best, second))
     start = f"Fused by {best.fusion}, " if both else ""
-    sentence = f"{start}{best.label}{ours_by} leads with {reached}, {points(found.mean)} ahead of {second.label}{theirs_by}"
+    sentence = (
+        f"{start}{best.label}{ours_by} leads with {reached}, {points(found.mean)} ahead of {second.label}{theirs_by}"
+    )
     if found.interval is None:
         return [f"{sentence}; with one seed nobody can say whether that would repeat."]
     low, high = found.interval

@@ -80,7 +80,7 @@ def render(story: Story) -> str:
         about=ABOUT,
         words=list(words_of(story)),
         settings=settings_of(story.runs),
-        forest=forest,
+        marks=forest([verdict.tests for verdict in story.verdicts]),
         signs=SIGNS,
         main_words="the study's main fusion" if story.kind == "study" else "the method's own fusion",
         show_all=len(story.panels) <= SHOW_ALL_PANELS,

@@ -67,5 +67,7 @@ def settings_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        return "[" + ", ".join(_short(item.get("name", item) if isinstance(item, dict) else item) for item in value) + "]"
+        return (
+            "[" + ", ".join(_short(item.get("name", item) if isinstance(item, dict) else item) for item in value) + "]"
+        )
     return "none" if value is None else str(value)

@@ -44,16 +44,17 @@ def words_of(story: Story) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     fusions = [(name, _sentence(FUSIONS[name].summary)) for name in used if name in FUSIONS]
     if fusions:
         yield "Fusions: how the server makes one model of the uploads", fusions
-    yield "Terms", [(term, text) for term, text in GENERAL.items() if _used(term, story)] + [
-        (term, text) for term, text in ALIGNED.items() if any(panel.lambdas for panel in story.panels)
-    ]
+    yield (
+        "Terms",
+        [(term, text) for term, text in GENERAL.items() if _used(term, story)]
+        + [(term, text) for term, text in ALIGNED.items() if any(panel.lambdas for panel in story.panels)],
+    )
 
 
 def _methods(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for label, name in names.items():
         if name in METHODS:
-            method = METHODS[name]
-            yield label, _sentence(method.summary)
+            yield label, _sentence(METHODS[name].summary)
 
 
 def _used(term: str, story: Story) -> bool:
@@ -73,5 +74,8 @@ def has_checkpoints(story: Story) -> bool:
 
 
 def _sentence(text: str) -> str:
+    """A summary as prose; a name with an underscore keeps its small letter."""
     text = text.replace("`", "").strip()
+    if "_" not in text.partition(" ")[0]:
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
