@@ -300,6 +300,14 @@ figure("fig-map", (canvas) => {
   const x = (value) => 8 + side * (0.5 + (value - centre[0]) / span), y = (value) => side * (0.5 - (value - centre[1]) / span);
   canvas.nodes.push(shape("rect", { class: "grid", x: 8.5, y: 0.5, width: side - 1, height: side - 1, fill: "none" }));
   const shown = (group) => !canvas.hidden.has(group);
+  const taken = [];  // boxes of names: one that would cover another goes to another side of its mark
+  const write = (name, sx, sy) => {
+    const wide = textWidth(name), places = [[8, -6], [8, 15], [-8 - wide, -6], [-8 - wide, 15], [-wide / 2, -12], [-wide / 2, 22]];
+    const free = ([dx, dy]) => sy + dy > 10 && !taken.some(([x0, y0, w]) => sx + dx < x0 + w && x0 < sx + dx + wide && Math.abs(sy + dy - y0) < 13);
+    const [dx, dy] = places.find(free) || places[1];
+    taken.push([sx + dx, sy + dy, wide]);
+    canvas.nodes.push(label(sx + dx, sy + dy, name, { style: "font-weight:600" }));
+  };
   run.classes.forEach((name, c) => {
     const hue = colour(c);
     const [sx, sy] = [x(geometry.server[c][0]), y(geometry.server[c][1])];
@@ -319,7 +327,7 @@ figure("fig-map", (canvas) => {
     }
     if (shown(GROUPS.fused)) {
       canvas.nodes.push(mark(1, sx, sy, 4.5, { fill: hue, stroke: "var(--ground)", "stroke-width": 1 }));
-      if (run.classes.length <= 40) canvas.nodes.push(label(sx + 8, sy - 6, shorten(name, 12), { style: "font-weight:600" }));
+      if (run.classes.length <= 40) write(shorten(name, 12), sx, sy);
       canvas.points.push({ x: sx, y: sy, title: `class ${name}`, text: `fused: ${geometry.rule}` });
     }
   });

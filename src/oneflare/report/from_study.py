@@ -201,11 +201,13 @@ def _test(test: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> T
         where = test["place"]
     elif len(places) > 1:
         where = place_title(places[test["place"]], list(places.values()))
+    low, high = test["interval"] or (None, None)
     return Test(
         what,
         where,
         test["mean"],
-        *(test["interval"] or (None, None)),
+        low,
+        high,
         values=list(test["values"] or []),
         p_value=test["p_value"],
         side=test["side"],

@@ -23,14 +23,15 @@ GENERAL = {
     "checkpoint": "A moment during training at which fusion is simulated. Clients never see its outcome.",
     "balanced accuracy": "Mean over classes of the share recognised; a rare class counts as much as a common one.",
     "worst class": "The share recognised of the class that is recognised least.",
-    "calibration error": "How far, on average, a model's stated confidence lies from how often it is right. Small is good.",
+    "calibration error": "How far a model's stated confidence lies, on average, from how often it is right. "
+    "Small is good.",
     "passes": "How many encoders look at every image when the fused model classifies it.",
     "prototype": "One vector per class: where the class lies in the encoder's features.",
 }
 ALIGNED = {
     "anchor": "A fixed target for the prototype of a class, the same for all clients, so that their features agree.",
-    "lambda": "How hard training pulls a client toward the anchors. Raw: what the controller asks for; effective: what is "
-    "left after annealing, which lets go toward the end.",
+    "lambda": "How hard training pulls a client toward the anchors. Raw: what the controller asks for; effective: "
+    "what is left after annealing, which lets go toward the end.",
     "valve": "A bound: above it a penalty pushes raw lambda back.",
 }
 
