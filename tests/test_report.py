@@ -19,7 +19,7 @@ from oneflare.report import details, figures, lead, read_story, settings, write_
 from oneflare.report.collect import bounded
 from oneflare.report.forest import forest
 from oneflare.report.geometry import cosines, plane
-from oneflare.report.latex import escape, latex
+from oneflare.report.latex import escape, escape_numbers, latex
 from oneflare.report.page import json_for_html, render
 from oneflare.report.settings import settings_of
 from oneflare.report.story import Gap, Row
@@ -322,6 +322,11 @@ def test_figures_are_files_of_the_asked_kind(tiny_run, tiny_study, tmp_path):
     names = {path.stem for path in (tmp_path / "s").iterdir()}
     assert {"settings", "accuracy-digits-alpha-0.1", "lambda-digits-alpha-0.5"} <= names
     assert any(name.startswith("sweep-0") for name in names)
+    study = read_story(tiny_study[0], tmp_path)
+    (axes,) = figures.lambda_by_method(study.panels[0].lambdas, study.labels).axes
+    colours = {line.get_label(): line.get_color() for line in axes.lines}
+    for curve in study.panels[0].lambdas:  # a method has one colour in all figures
+        assert colours[curve.label] == figures.COLOURS[study.labels.index(curve.label)]
     figure = figures.accuracy(story.panels[0].rows, by_fusion=True)
     from oneflare.report.pictures import save
 
@@ -336,6 +341,8 @@ def test_latex_escapes_and_is_regular(tiny_study, tiny_comparison):
         r"50\% of a\_b \& \{c\} \#1 \$x\$ \textbackslash{} \textasciitilde{} \textasciicircum{} "
         r"\textless{}\textgreater{}"
     )
+    assert escape("[x] y") == "{[}x] y"  # after the end of a line a bare bracket would begin an option
+    assert escape_numbers("a-1: -0.5 [-2, +3]") == "a-1: $-$0.5 {[}$-$2, +3]"
     for story in (read_story(*tiny_study), read_story(tiny_comparison)):
         text = latex(story)
         assert text.count(r"\begin{table}") == text.count(r"\end{table}") >= 3
