@@ -30,6 +30,12 @@ def rows() -> Iterator[tuple[str, str, str]]:
             f"{crash['crashes']} SIGKILLs ({stages})",
             f"{crash['survived']} resumed, figures and files bit for bit",
         )
+    if writing := figures("writing"):
+        yield (
+            "killed between a file and its name",
+            f"{len(writing['kinds'])} SIGKILLs, one for each kind of file ({', '.join(writing['kinds'])})",
+            f"{writing['survived']} resumed, figures and files bit for bit",
+        )
     if stop := figures("sigterm"):
         yield "SIGTERM", f"{stop['stopped']} stops in training", f"{stop['resumed']} resumed, figures bit for bit"
     if hostile := figures("hostile"):
