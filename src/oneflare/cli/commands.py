@@ -22,7 +22,7 @@ Out = Annotated[
     typer.Option("--out", "-o", help="Folder for the files; default: runs/NAME, derived from the settings."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; files and --json as always.")]
 Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="Log to tensorboard or mlflow as it runs (extra `track`); repeatable."),
@@ -100,6 +100,8 @@ def compare(
     methods = [word for word in words if "=" not in word]
     layers = [read_yaml(config)] if config else []
     layers.append(parse_overrides(word for word in words if "=" in word))
+    if out is not None and (out / "experiment.yaml").exists():
+        raise ConfigError(f"--out {out} is the folder of one run; choose another for the comparison")
     for key in ("method", "seed"):
         if any(key in layer for layer in layers):
             raise ConfigError(f"{key}= is what compare varies; name methods first and use --seeds")
@@ -114,7 +116,14 @@ def compare(
 
 
 def methods(json: Json = False) -> None:
-    """List the methods with the research log's version numbers."""
+    """List the methods with the research log's version numbers.
+
+    [bold]Examples[/bold]
+
+      oneflare methods
+
+      oneflare methods --json
+    """
     from oneflare.cli import show
     from oneflare.methods import METHODS
     from oneflare.plugins import load_plugins
@@ -153,6 +162,6 @@ def bench(
         show.as_json(content)
     else:
         show.bench(content["machine"], targets)
-        show.line(f"figures: {out}, curves: {out.with_suffix('.png')}")
+        show.done(f"figures: {out}, curves: {out.with_suffix('.png')}")
     if strict and not all(target.held for target in targets):
         raise typer.Exit(1)

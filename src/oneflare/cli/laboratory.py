@@ -67,7 +67,7 @@ def schedule(
         else pictures.schedule_picture(chosen, title)
     )
     pictures.save(figure, out)
-    show.line(f"picture: {out}")
+    show.done(f"picture: {out}")
 
 
 def lambda_picture(
@@ -97,4 +97,4 @@ def lambda_picture(
         names = [f"{name} ({folder.name})" for name, folder in zip(names, runs, strict=True)]
     drawn = {name: traces_of(result) for name, result in zip(names, results, strict=True)}
     pictures.save(pictures.lambda_picture(drawn, reference), out)
-    show.line(f"picture: {out}")
+    show.done(f"picture: {out}")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from oneflare.cli.manners import is_quiet
+
 if TYPE_CHECKING:
     from oneflare.methods import Method
     from oneflare.methods.explain import Explanation
@@ -33,7 +35,15 @@ def line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    print(text, file=sys.stderr)
+    """A remark on stderr; --quiet silences all but warnings."""
+    if not is_quiet() or text.startswith("warning"):
+        print(text, file=sys.stderr)
+
+
+def done(text: str) -> None:
+    """What was made and where it is; --quiet silences it."""
+    if not is_quiet():
+        print(text)
 
 
 def duration(seconds: float) -> str:

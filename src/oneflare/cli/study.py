@@ -60,7 +60,7 @@ def study(
     """
     from oneflare.cli import show
     from oneflare.config import parse_overrides
-    from oneflare.errors import ConfigError, RunError
+    from oneflare.errors import ConfigError, WorkError
     from oneflare.report import write_study
     from oneflare.study.cells import make_plan
     from oneflare.study.declare import declared, find_declaration
@@ -96,7 +96,7 @@ def study(
             show.line(f"report: {page}")
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise RunError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
+        raise WorkError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
 
 
 def _run(plans: list[Plan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
