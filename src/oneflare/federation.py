@@ -71,6 +71,7 @@ class RunFiles:
         self.diagnostics = folder / "diagnostics.json"
         self.report = folder / "report.html"
         self.bank = folder / "public_bank.safetensors"
+        self.plugins = folder / "plugins.json"
 
     def client(self, client: int) -> ClientFiles:
         return ClientFiles(self.folder / "clients" / f"{client:03d}")

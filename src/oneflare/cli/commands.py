@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from oneflare.cli import names
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -14,6 +16,7 @@ Overrides = Annotated[
         help="Settings. Short forms: data= alpha= clients= method= epochs= seed= encoder=; "
         "everything else dotted, e.g. train.lr=0.05 partition.kind=iid.",
         show_default=False,
+        autocompletion=names.complete_settings,
     ),
 ]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")]
@@ -72,7 +75,11 @@ def run(
 def compare(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD... [KEY=VALUE]...", help="Methods by name, then settings they share."),
+        typer.Argument(
+            metavar="METHOD... [KEY=VALUE]...",
+            help="Methods by name, then settings they share.",
+            autocompletion=names.complete_comparison,
+        ),
     ],
     seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Seeds per method, 0 to n-1.")] = 3,
     config: Config = None,
@@ -113,26 +120,6 @@ def compare(
     elif not quiet:
         show.comparison(comparison)
         show.line(f"report: {page}")
-
-
-def methods(json: Json = False) -> None:
-    """List the methods with the research log's version numbers.
-
-    [bold]Examples[/bold]
-
-      oneflare methods
-
-      oneflare methods --json
-    """
-    from oneflare.cli import show
-    from oneflare.methods import METHODS
-    from oneflare.plugins import load_plugins
-
-    load_plugins()
-    if json:
-        show.as_json([{"name": m.name, "version": m.version, "summary": m.summary} for m in METHODS.values()])
-    else:
-        show.methods(METHODS.values())
 
 
 def bench(

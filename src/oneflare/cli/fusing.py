@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oneflare.cli import names
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ MEGA, MEBI = 1e6, 2**20
 def fuse(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs, or a comparison.")],
     fusion: Annotated[
-        list[str] | None, typer.Option("--fusion", "-f", help="Fusion by name; repeat for several.")
+        list[str] | None,
+        typer.Option(
+            "--fusion", "-f", help="Fusion by name; repeat for several.", autocompletion=names.complete_fusions
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every fusion the uploads feed, with its cost.")] = False,
     with_training: Annotated[
@@ -74,15 +78,15 @@ def fuse(
         elif not quiet:
             show.run_result(result)
         return
-    names: list[str] | None = list(fusion or ())
+    wanted: list[str] | None = list(fusion or ())
     if everything:
-        names = None
-    elif not names and not membership.unchanged:
-        names = own_fusions(folders)
+        wanted = None
+    elif not wanted and not membership.unchanged:
+        wanted = own_fusions(folders)
     with progress(enabled=not quiet, table=False) as observer:
         tables = bench_runs(
             folders,
-            names=names,
+            names=wanted,
             with_training=with_training,
             membership=membership,
             diagnostics=diagnostics,

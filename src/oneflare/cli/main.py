@@ -22,6 +22,7 @@ from oneflare.cli import (
     laboratory,
     manners,
     models,
+    parts,
     reporting,
     study,
     trust,
@@ -90,7 +91,7 @@ app.command("bench", rich_help_panel="Work")(commands.bench)
 app.command("attacks", rich_help_panel="Work")(trust.attacks)
 app.command("audit", rich_help_panel="Look")(trust.audit)
 app.command("report", rich_help_panel="Look")(reporting.report)
-app.command("methods", rich_help_panel="Look")(commands.methods)
+app.command("methods", rich_help_panel="Look")(parts.methods)
 app.command("doctor", rich_help_panel="Look")(doctor.doctor)
 app.command("explain", rich_help_panel="Look")(laboratory.explain)
 app.command("schedule", rich_help_panel="Look")(laboratory.schedule)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from oneflare.cli.manners import is_quiet
@@ -198,7 +199,17 @@ def methods(entries: Iterable[Method]) -> None:
     table.add_column("log", no_wrap=True)
     table.add_column("what it does")
     for method in entries:
-        table.add_row(method.name, method.version, method.summary)
+        table.add_row(escape(method.name), escape(method.version), escape(method.summary))
+    console_for().print(table)
+
+
+def parts(rows: Iterable[Mapping[str, Any]]) -> None:
+    table = Table()
+    for name in ("kind", "name", "from", "what it is"):
+        table.add_column(name, no_wrap=name in ("kind", "name"))
+    for row in rows:
+        home = "" if row["module"].startswith("oneflare.") else row["module"]
+        table.add_row(row["kind"], row["name"], escape(home), escape(row["summary"]))
     console_for().print(table)
 
 

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from oneflare.errors import OneFlareError, RunError
+from oneflare.plugins import load_plugins
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -151,6 +152,7 @@ class _Pool:
 def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any]) -> None:
     import torch
 
+    load_plugins()  # a spawned worker starts without the parts of the user's modules
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
