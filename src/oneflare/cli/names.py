@@ -20,7 +20,8 @@ ROOMS = {
     "PARTITIONS": "data/partition.py",
     "SCHEDULES": "schedules.py",
 }
-SHORT = ("alpha", "clients", "epochs", "seed", "workers", "engine", "train.lr", "train.batch_size")
+KEYS = ("method", "data", "encoder", "controller", "anchors", "partition.kind", "analytic", "fusions", "engine")
+SHORT = ("alpha", "clients", "epochs", "seed", "workers", "train.lr", "train.batch_size")
 
 
 @cache
@@ -60,12 +61,11 @@ def complete_settings(ctx: click.Context, incomplete: str) -> list[str]:
     if separator and key:
         return [f"{key}={value}" for value in _values(key) if value.startswith(begun)]
     before = [word for words in ctx.params.values() if isinstance(words, list | tuple) for word in words]
-    if separator and before:
+    if incomplete in ("", "=") and before and before[-1] in KEYS:
         return list(_values(str(before[-1])))
     if len(before) > 1 and before[-1] == "=":
         return [value for value in _values(str(before[-2])) if value.startswith(incomplete)]
-    keys = ("method", "data", "encoder", "controller", "anchors", "partition.kind", "analytic", "fusions", *SHORT)
-    return [f"{name}=" for name in keys if name.startswith(incomplete)]
+    return [f"{name}=" for name in (*KEYS, *SHORT) if name.startswith(incomplete)]
 
 
 def complete_methods(incomplete: str) -> list[str]:

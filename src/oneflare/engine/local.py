@@ -61,9 +61,13 @@ def map_tasks(
 
 def run_apart(work: Callable[[Report], Result], on_report: Callable[[Any], None]) -> Result:
     """Run one piece of work in a process of its own, which ends with this one, and report to `on_report` here."""
-    pool = _Pool(lambda _, report: work(report), [None], 1)
+    pool = _Pool(_call, [work], 1)
     (result,) = pool.run(lambda _, message: on_report(message), _ignore)
     return result  # type: ignore[no-any-return]
+
+
+def _call(work: Callable[[Report], Result], report: Report) -> Result:
+    return work(report)
 
 
 @dataclass
