@@ -62,14 +62,21 @@ def test_small_cells_keep_their_names():
     assert {place.alpha for place in plan_of("table1", "small", full=True).places} == {0.05, 0.1, 0.3, 0.5}
 
 
+WHOLE = {
+    "cifar10": (50000, 10000),
+    "cifar100": (50000, 10000),
+    "svhn": (73257, 26032),
+    "tiny-imagenet": (100000, 10000),
+}
+
+
 def test_the_paper_scale_is_the_logs_settings():
     for study in ("table1", "c1", "c4", "c11", "c14"):
         for cell in plan_of(study, "paper").cells.values():
             experiment = cell.experiment
             assert experiment.encoder["name"] == "resnet18"
             assert experiment.encoder["width"] == 64
-            assert experiment.data.train_size is None
-            assert experiment.data.test_size is None
+            assert (experiment.data.train_size, experiment.data.test_size) == WHOLE[experiment.data.name]
             assert experiment.train.batch_size == 512
             assert (experiment.train.lr, experiment.train.momentum, experiment.train.clip) == (0.05, 0.9, 1.0)
             assert experiment.partition.kind == "dirichlet"

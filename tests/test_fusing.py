@@ -280,6 +280,12 @@ def test_the_command(own_copy, tmp_path):
     assert "memberships/without-2-" in shown.stdout
 
 
+def test_a_fusion_may_have_options(own_copy, capsys):
+    fuse([own_copy], fusion=["{name: median_prototypes, kind: trimmed}"], json=True, quiet=True)
+    found = json.loads(capsys.readouterr().out)["fusions"]["median_prototypes"]
+    assert found["options"]["kind"] == "trimmed"
+
+
 def test_without_a_name_the_members_are_fused_as_the_run_was(own_copy, capsys):
     fuse([own_copy], without=[2], json=True, quiet=True)
     (table,) = json.loads(capsys.readouterr().out)["tables"]
@@ -294,6 +300,9 @@ def test_without_a_name_the_members_are_fused_as_the_run_was(own_copy, capsys):
         ({"everything": True, "fusion": ["ties"]}, "give --all or --fusion"),
         ({"fusion": ["ties"], "with_training": True}, "belongs to --all"),
         ({"fusion": ["tyes"]}, "did you mean 'ties'"),
+        ({"fusion": ["{name: ties, denisty: 0.5}"]}, "did you mean 'density'"),
+        ({"fusion": ["{density: 0.5}"]}, "neither a name nor"),
+        ({"fusion": ["{name: ties"]}, "neither a name nor"),
     ],
 )
 def test_mistakes_are_named(options, message, rich_run):

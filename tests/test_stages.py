@@ -104,6 +104,22 @@ def test_fusions_are_added_without_training(tmp_path):
     assert direct.fusions["iffi"]["accuracy"] == result.fusions["iffi"]["accuracy"]
 
 
+def test_a_fusion_with_other_options_is_made_anew(tmp_path):
+    folder = tmp_path / "run"
+    median = {"name": "median_prototypes"}
+    trimmed = median | {"kind": "trimmed"}
+    first = start(folder, {"fusions": [trimmed], "epochs": 1}).fusions["median_prototypes"]
+    assert first["options"]["kind"] == "trimmed"
+    made = RunFiles(folder).metrics("median_prototypes").stat().st_mtime_ns
+    fuse_run(folder, [median])  # a name alone is the run's own
+    assert RunFiles(folder).metrics("median_prototypes").stat().st_mtime_ns == made
+    other = fuse_run(folder, [median | {"kind": "median"}]).fusions["median_prototypes"]
+    assert other["options"]["kind"] == "median"
+    again = start(folder, {"fusions": [trimmed], "epochs": 1})
+    assert again.fusions["median_prototypes"]["options"] == first["options"]
+    assert again.fusions["median_prototypes"]["accuracy"] == first["accuracy"]
+
+
 def test_a_failed_client_is_left_out_and_named(tmp_path):
     """Client 0's pixels make its loss overflow; the federation goes on without it and says so."""
     dataset = load(resolve(TINY).data)

@@ -22,6 +22,7 @@ from oneflare.study.answers import read_answers
 from oneflare.study.cells import make_plan, unique_cells
 from oneflare.study.declare import read_declaration
 from oneflare.study.execute import Outcome, Watcher, is_complete, run_cells
+from oneflare.study.findings import rounded
 from oneflare.study.headline import END, START, headline, with_headline
 from oneflare.study.markdown import to_markdown
 from oneflare.study.results import collect, write_results
@@ -215,6 +216,12 @@ def test_a_cell_that_fails_does_not_stop_the_others(tiny, tmp_path):
     assert outcomes[cells[0].name].status == "failed"
     assert "holds another experiment" in outcomes[cells[0].name].reason
     assert outcomes[cells[1].name].status == "run"
+
+
+def test_figures_are_rounded_and_what_arithmetic_leaves_is_nothing():
+    gaps = [0.1, 0.2, -0.3]
+    assert sum(gaps) != 0
+    assert rounded({"mean": sum(gaps), "lambda": [1e-9, 123456.789012345]}) == {"mean": 0.0, "lambda": [1e-9, 123457.0]}
 
 
 def test_the_display_in_a_log_file(tiny, monkeypatch):

@@ -23,7 +23,7 @@ from oneflare.data import ClientData, Dataset, ImageSpec, Partition, split_clien
 from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import ConfigError, RunError, UploadError
-from oneflare.files import read_json, save_state, write_json
+from oneflare.files import digest_of, read_json, save_state, write_json
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
 from oneflare.fusion.workspace import Workspace
 from oneflare.metrics import diagnose, retention, score
@@ -252,9 +252,13 @@ class Federation:
             raise RunError(f"no client produced a usable upload ({reasons})")
         return UploadSet(tuple(uploads), self.contract, self.template(), self.public)
 
+    def is_fused(self, spec: Mapping[str, Any]) -> bool:
+        path = self.files.metrics(spec["name"])
+        return path.exists() and of_options(read_json(path), spec)
+
     def fuse(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer) -> None:
         """Models, metrics and the simulated fusions at the snapshots, for the fusions that are not there yet."""
-        missing = [spec for spec in specs if not self.files.metrics(spec["name"]).exists()]
+        missing = [spec for spec in specs if not self.is_fused(spec)]
         if not missing:
             return
         observer.stage(f"fusing {len(uploads)} uploads in {len(missing)} ways")
@@ -311,6 +315,7 @@ class Federation:
             if fusion.teacher is not None:
                 teachers[name] = fusion.teacher["name"], build_fusion(fusion.teacher).fuse(uploads)
         logits = logits_of_all(models, test.images)
+        specs_by_name = {spec["name"]: spec for spec in specs}
         outcome = {}
         for name, model in models.items():
             model.save(self.files.model(name), embed=False)
@@ -318,6 +323,7 @@ class Federation:
                 "parameters": model.cost.parameters,
                 "forward_passes": model.cost.forward_passes,
                 "fuse_seconds": seconds[name],
+                "options": options_of(specs_by_name[name]),
             }
             if notes[name]:
                 outcome[name]["training"] = notes[name]
@@ -388,6 +394,16 @@ class Federation:
                 "peak_memory_bytes": peak_memory_bytes(),
             },
         }
+
+
+def options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key != "name"}
+
+
+def of_options(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Whether a fusion was measured with these options; figures that do not say count as such."""
+    wanted = options_of(spec)
+    return digest_of(metrics.get("options", wanted)) == digest_of(wanted)
 
 
 def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> Plan | None:

@@ -15,7 +15,7 @@ from oneflare.client import ClientSummary
 from oneflare.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.data import Dataset, data_digest, given_data, load
 from oneflare.errors import ConfigError, RunError
-from oneflare.federation import Federation, Observer, RunFiles
+from oneflare.federation import Federation, Observer, RunFiles, of_options
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
 from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
@@ -182,11 +182,13 @@ def open_run(folder: Path, observer: Observer) -> tuple[Federation, UploadSet]:
 
 
 def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observer | None = None) -> Result:
-    """Add fusions to a finished run without training; the same uploads feed them."""
+    """Add fusions to a finished run without training; the same uploads feed them.
+
+    A name alone is the run's own fusion with its options where it has it, else the fusion with its defaults.
+    """
     observer = observer or Observer()
     files = RunFiles(folder)
-    read_experiment(folder)  # a folder that is no run is left as it is
-    complete = [FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in specs]
+    complete = complete_specs(read_experiment(folder), specs)  # a folder that is no run is left as it is
     with exclusive(folder), _tidy(folder), one_thread():
         federation, uploads = open_run(folder, observer)
         check_needs(complete, uploads.offered, "; choose another fusion")
@@ -196,6 +198,12 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
             content["fusions"][spec["name"]] = read_json(files.metrics(spec["name"]))
         write_json(files.result, content)
     return Result(folder, content)
+
+
+def complete_specs(experiment: Experiment, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    own = {spec["name"]: spec for spec in experiment.fusions}
+    chosen = [own.get(spec["name"], spec) if set(spec) == {"name"} else spec for spec in specs]
+    return [FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in chosen]
 
 
 def read_experiment(folder: Path) -> Experiment:
@@ -256,10 +264,10 @@ def _first_difference(old: Any, new: Any, place: str = "") -> str:
 
 
 def _finished(files: RunFiles, experiment: Experiment) -> Result | None:
-    wanted = [spec["name"] for spec in experiment.fusions]
     if not files.result.exists():
         return None
     content = read_json(files.result)
-    if any(name not in content["fusions"] for name in wanted):
+    there = content["fusions"]
+    if any(spec["name"] not in there or not of_options(there[spec["name"]], spec) for spec in experiment.fusions):
         return None
     return Result(files.folder, content, complete_before=True)

@@ -30,6 +30,12 @@ def rows() -> Iterator[tuple[str, str, str]]:
             f"{crash['crashes']} SIGKILLs ({stages})",
             f"{crash['survived']} resumed, figures and files bit for bit",
         )
+    if writing := figures("writing"):
+        yield (
+            "killed between a file and its name",
+            f"{len(writing['kinds'])} SIGKILLs, one for each kind of file ({', '.join(writing['kinds'])})",
+            f"{writing['survived']} resumed, figures and files bit for bit",
+        )
     if stop := figures("sigterm"):
         yield "SIGTERM", f"{stop['stopped']} stops in training", f"{stop['resumed']} resumed, figures bit for bit"
     if hostile := figures("hostile"):
@@ -59,6 +65,25 @@ def rows() -> Iterator[tuple[str, str, str]]:
     if attacks := figures("attacks"):
         for scene in attacks["scenes"]:
             yield _attack_row(scene)
+    if real := figures("real"):
+        for alpha in sorted({run["alpha"] for run in real["runs"]}, reverse=True):
+            yield _real_row(alpha, real)
+
+
+def _real_row(alpha: float, real: dict[str, Any]) -> tuple[str, str, str]:
+    """Federations of real images: those of the studies, with each member in turn as the attacker."""
+    runs = [run for run in real["runs"] if run["alpha"] == alpha]
+    rows = {row["attack"]: row for row in real["summary"] if row["alpha"] == alpha}
+    honest = rows.pop("nobody")
+    named = ", ".join(f"{attack} {row['named']} of {row['attackers']}" for attack, row in rows.items())
+    wrongly = sum(row["wrongly"] for row in rows.values())
+    return (
+        f"suspicion on real images, alpha {alpha:g}",
+        f"{len(runs)} federations of {len({run['method'] for run in runs})} methods on "
+        f"{', '.join(sorted({run['data'] for run in runs}))}; then each member in turn attacks",
+        f"{honest['wrongly']} of {honest['honest']} honest members suspected where nobody attacks; named: {named}; "
+        f"honest members suspected beside an attacker: {wrongly} of {sum(row['honest'] for row in rows.values())}",
+    )
 
 
 def _attack_row(scene: dict[str, Any]) -> tuple[str, str, str]:

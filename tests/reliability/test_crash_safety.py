@@ -13,7 +13,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from crash import Moment, command, count_operations, incomplete_files, listing, outcome, preload, run_and_die, stage
+from crash import (
+    Moment,
+    command,
+    count_operations,
+    incomplete_files,
+    listing,
+    outcome,
+    preload,
+    run_and_die,
+    stage,
+    work,
+)
 from record import record
 
 from conftest import TINY
@@ -82,11 +93,11 @@ def test_killed_at_fifty_random_moments(tmp_path):
     record("crashes", figures)
 
 
-@pytest.mark.parametrize("target", ["state", "upload", "summary", "model", "metrics", "result", "report"])
-@pytest.mark.soak
-def test_killed_while_writing_each_kind_of_file(tmp_path, target):
+KINDS = ("state", "upload", "summary", "model", "metrics", "result", "report")
+
+
+def die_while_writing(target: str, folder: Path) -> None:
     """Exactly between the temporary file and its new name."""
-    assert run_and_die(experiment(), tmp_path / "whole") == 0
     process = os.fork()
     if process == 0:
 
@@ -94,16 +105,24 @@ def test_killed_while_writing_each_kind_of_file(tmp_path, target):
             if event == "os.rename" and Path(str(arguments[1])).name.startswith(target):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        from crash import work
-
         sys.addaudithook(hook)
-        work(experiment(), tmp_path / "run")
+        work(experiment(), folder)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
-    assert list((tmp_path / "run").rglob(f".{target}*.partial"))
-    assert not incomplete_files(tmp_path / "run")
-    assert run_and_die(experiment(), tmp_path / "run") == 0
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert list(folder.rglob(f".{target}*.partial"))
+
+
+@pytest.mark.soak
+def test_killed_while_writing_each_kind_of_file(tmp_path):
+    assert run_and_die(experiment(), tmp_path / "whole") == 0
+    wanted = outcome(tmp_path / "whole")
+    for target in KINDS:
+        folder = tmp_path / target
+        die_while_writing(target, folder)
+        assert not incomplete_files(folder), target
+        assert run_and_die(experiment(), folder) == 0, target
+        assert outcome(folder) == wanted, target
+    record("writing", {"kinds": list(KINDS), "survived": len(KINDS)})
 
 
 def test_a_finished_client_whose_checkpoint_was_not_yet_removed(tmp_path, tiny_run):

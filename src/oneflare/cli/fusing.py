@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,10 @@ def fuse(
     fusion: Annotated[
         list[str] | None,
         typer.Option(
-            "--fusion", "-f", help="Fusion by name; repeat for several.", autocompletion=names.complete_fusions
+            "--fusion",
+            "-f",
+            help="Fusion by name, or '{name: ..., option: ...}'; repeat for several.",
+            autocompletion=names.complete_fusions,
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every fusion the uploads feed, with its cost.")] = False,
@@ -50,6 +54,8 @@ def fuse(
 
       oneflare fuse runs/demo/flare-s0 --fusion iffi_released
 
+      oneflare fuse runs/demo/flare-s0 --fusion '{name: robust_prototypes, count_cap: 50}'
+
       oneflare fuse runs/demo --all
 
       oneflare fuse runs/demo/flare-s0 --without 3
@@ -63,6 +69,7 @@ def fuse(
     from oneflare.study.fusing import bench_runs, own_fusions
 
     membership = Membership(tuple(without or ()), tuple(joining or ()))
+    asked = [_spec(text) for text in fusion or ()]
     if everything and fusion:
         raise ConfigError("--all already names every fusion; give --all or --fusion, not both")
     if with_training and not everything:
@@ -72,13 +79,13 @@ def fuse(
     plain = membership.unchanged and not everything and not diagnostics
     if plain and len(folders) == 1 and not (folders[0] / FILE).exists():
         with progress(enabled=not quiet, table=False) as observer:
-            result = fuse_run(folders[0], [{"name": name} for name in fusion or ()], observer)
+            result = fuse_run(folders[0], asked, observer)
         if json:
             show.as_json(result.to_dict())
         elif not quiet:
             show.run_result(result)
         return
-    wanted: list[str] | None = list(fusion or ())
+    wanted: Sequence[str | Mapping[str, Any]] | None = asked
     if everything:
         wanted = None
     elif not wanted and not membership.unchanged:
@@ -97,6 +104,23 @@ def fuse(
     elif not quiet:
         for table in tables:
             _print(table)
+
+
+def _spec(text: str) -> dict[str, Any]:
+    """`name`, or `{name: ..., option: ...}` as in a file of settings."""
+    import yaml
+
+    from oneflare.errors import ConfigError
+
+    try:
+        spec = yaml.safe_load(text) if text.lstrip().startswith("{") else {"name": text}
+    except yaml.YAMLError:
+        spec = None
+    if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
+        raise ConfigError(
+            f"--fusion: '{text}' is neither a name nor '{{name: NAME, OPTION: VALUE}}'; `oneflare methods`"
+        )
+    return spec
 
 
 def _print(table: BenchTable) -> None:

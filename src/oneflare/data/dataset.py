@@ -113,7 +113,10 @@ def draw_rows(available: int, size: int | None, seed: int, purpose: str) -> Tens
     if size is None or size == available:
         return torch.arange(available)
     if size > available:
-        raise DataError(f"data.{purpose}_size={size} is more than the {available} {purpose} images there are")
+        raise DataError(
+            f"data.{purpose}_size={size} is more than the {available} {purpose} images there are; "
+            f"set data.{purpose}_size={available} or less, or point ONEFLARE_DATA at the whole data set"
+        )
     return torch.randperm(available, generator=torch_generator(seed, "subset", purpose))[:size].sort().values
 
 

@@ -173,8 +173,13 @@ def capped(samples: Tensor, cap: float) -> tuple[Tensor, Tensor]:
     return torch.where(excessive, median, samples), excessive
 
 
-def find_suspects(uploads: UploadSet, seed: int = 0, count_cap: float = COUNT_CAP) -> list[Suspect]:
-    """Members whose uploads do not fit the others', with the reason; nothing but uploads is looked at."""
+def find_suspects(
+    uploads: UploadSet, seed: int = 0, count_cap: float = COUNT_CAP, features: Tensor | None = None
+) -> list[Suspect]:
+    """Members whose uploads do not fit the others', with the reason; nothing but uploads is looked at.
+
+    features: of the probes, if they are known already.
+    """
     samples = torch.tensor([float(upload.samples) for upload in uploads])
     clients = [upload.client for upload in uploads]
     _, excessive = capped(samples, count_cap)
@@ -184,7 +189,8 @@ def find_suspects(uploads: UploadSet, seed: int = 0, count_cap: float = COUNT_CA
         start = uploads.template.prototypes.detach().float()
         anchors = build_anchors(uploads.contract.anchors, *start.shape)
         anchors = start if anchors is None else anchors.float()
-        found = judge(clients, probe_features(uploads, seed), uploads.prototypes, counts, start, anchors)
+        features = probe_features(uploads, seed) if features is None else features
+        found = judge(clients, features, uploads.prototypes, counts, start, anchors)
     left_out = {suspect.client for suspect in found}
     for index in excessive.nonzero().flatten().tolist():
         if clients[index] not in left_out:

@@ -97,9 +97,12 @@ class Findings:
 
 
 def rounded(value: Any) -> Any:
-    """Floats to a few significant digits: enough for any table, and files that a person can compare."""
+    """Floats to a few significant digits: enough for any table, and files that a person can compare.
+
+    What is left of a difference of equal figures by the computer's arithmetic is nothing.
+    """
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return 0.0 if abs(value) < 1e-15 else float(f"{value:.{DIGITS}g}")
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     if isinstance(value, dict):

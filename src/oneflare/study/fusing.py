@@ -28,7 +28,7 @@ from oneflare.fusion.workspace import Workspace
 from oneflare.membership import Membership
 from oneflare.metrics import diagnose, retention, score
 from oneflare.nn.hardware import one_thread
-from oneflare.stages import open_run, read_experiment
+from oneflare.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
 
 STAMP = "measured"
@@ -145,7 +145,7 @@ class BenchTable:
 def bench_runs(
     folders: Sequence[Path],
     *,
-    names: Sequence[str] | None = None,
+    names: Sequence[str | Mapping[str, Any]] | None = None,
     with_training: bool = False,
     membership: Membership | None = None,
     diagnostics: bool = False,
@@ -186,7 +186,7 @@ def expand(folders: Sequence[Path]) -> list[Path]:
 def bench_run(
     folder: Path,
     *,
-    names: Sequence[str] | None,
+    names: Sequence[str | Mapping[str, Any]] | None,
     with_training: bool,
     membership: Membership,
     diagnostics: bool,
@@ -237,11 +237,11 @@ def bench_run(
     return RunBench(files.folder, federation.experiment, clients, ordered, left_out, geometry)
 
 
-def _specs(experiment: Experiment, names: Sequence[str] | None) -> list[dict[str, Any]]:
-    """The run's own fusions first, with its options; then all others with their defaults."""
-    own = {spec["name"]: spec for spec in experiment.fusions}
-    wanted = names if names is not None else list(dict.fromkeys([*own, *FUSIONS]))
-    return [FUSIONS.complete(own.get(name, {"name": name}), f"fusion {name}") for name in wanted]
+def _specs(experiment: Experiment, asked: Sequence[str | Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """Those asked for; else the run's own fusions first, with its options, then all others with their defaults."""
+    own = [spec["name"] for spec in experiment.fusions]
+    wanted = list(dict.fromkeys([*own, *FUSIONS])) if asked is None else asked
+    return complete_specs(experiment, [{"name": spec} if isinstance(spec, str) else spec for spec in wanted])
 
 
 def _refusal(spec: Mapping[str, Any], uploads: UploadSet, with_training: bool) -> str | None:

@@ -31,8 +31,9 @@ class Scale:
         return merge(self.base, self.by_data.get(data, {}), place)
 
 
-def _epochs(number: int) -> Layer:
-    return {"train": {"epochs": number}}
+def _whole(train: int, test: int, **settings: Any) -> Layer:
+    """All images of a data set, by number: a part of it must not pass for the whole."""
+    return {"data": {"train_size": train, "test_size": test}, "train": settings}
 
 
 SCALES = {
@@ -60,7 +61,12 @@ SCALES = {
                 "encoder": {"name": "resnet18", "width": 64},
                 "train": {"batch_size": 512, "lr": 0.05, "momentum": 0.9, "clip": 1.0, "epochs": 50, "snapshots": 9},
             },
-            {"cifar100": _epochs(100), "tiny-imagenet": _epochs(100)},
+            {
+                "cifar10": _whole(50000, 10000),
+                "cifar100": _whole(50000, 10000, epochs=100),
+                "svhn": _whole(73257, 26032),
+                "tiny-imagenet": _whole(100000, 10000, epochs=100),
+            },
         ),
     )
 }
