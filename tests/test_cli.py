@@ -137,6 +137,27 @@ def test_yaml_file_and_overrides(tmp_path):
     assert (content["method"], content["epochs"], content["partition"]["alpha"]) == ("fafi", 2, 0.3)
 
 
+def test_a_narrow_terminal_loses_no_name_and_no_figure():
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from oneflare.cli.show import fitted
+
+    table = Table()
+    for name in ("fusion", "accuracy %", "balanced %", "worst class %", "calibration error %", "passes", "parameters"):
+        table.add_column(name)
+    table.add_row("count_prototypes *", "11.1", "11.2", "0.0", "12.4", "2", "154,850")
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console.print(fitted(console, table))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert "count_prototypes *" in shown
+    assert "154,850" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_compare_pairs_methods_over_seeds(tmp_path):
     outcome = oneflare("compare", "fedavg", "fafi", *TINY_WORDS, "--seeds", "2", "--out", "c", "--json", cwd=tmp_path)
     assert outcome.returncode == 0, outcome.stderr

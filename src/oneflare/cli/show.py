@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -24,11 +25,22 @@ if TYPE_CHECKING:
 
 WIDEST_TABLE = 20
 MOST_ROWS = 20
+NARROW = 110
 
 
 def console_for(stderr: bool = False) -> Console:
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=120)
+
+
+def fitted(console: Console, table: Table) -> Table:
+    """On a narrow terminal no frame, and words are folded rather than cut: no name and no figure is lost."""
+    if console.width < NARROW:
+        table.box, table.show_edge, table.pad_edge = SIMPLE_HEAD, False, False
+        for column in table.columns:
+            column.overflow = "fold"
+        table.columns[0].no_wrap = True
+    return table
 
 
 def line(text: str) -> None:
@@ -112,7 +124,7 @@ def run_result(result: Result) -> None:
             str(row["forward_passes"]),
             f"{row['parameters']:,}",
         )
-    console.print(table)
+    console.print(fitted(console, table))
     for name, row in result.fusions.items():
         if "teacher" in row:
             console.print(retention(name, row["teacher"]))
@@ -168,7 +180,7 @@ def comparison(content: Comparison) -> None:
             text = _percent(cell.mean) + (f" ± {100 * cell.std:.1f}" if seeds > 1 else "")
             cells.append(f"[bold]{text}[/bold] *" if content.own_fusion(method) == fusion else text)
         table.add_row(method, *cells)
-    console.print(table)
+    console.print(fitted(console, table))
     if len(content.methods) > 1:
         difference = Table(
             title=f"paired difference to {content.methods[0]}, points",
@@ -182,7 +194,7 @@ def comparison(content: Comparison) -> None:
         for method in content.methods[1:]:
             cells = [_points(content.difference(method, fusion)) for fusion in content.fusions]
             difference.add_row(method, *cells, _points(content.own_difference(method)))
-        console.print(difference)
+        console.print(fitted(console, difference))
     console.print("* the method's own fusion; every column is fused from the same uploads")
 
 
