@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 EXTRAS := .[dev,hub,flower-datasets,flower,sign,onnx,serve,track]
 
-.PHONY: demo test lint types imports browser unit soak reliability bench wheel docs examples headline clean
+.PHONY: demo test lint types imports browser unit soak reliability bench wheel docs pictures examples headline clean
 
 demo: $(STAMP)
 	$(BIN)/oneflare compare fedavg fafi flare data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
@@ -14,8 +14,8 @@ demo: $(STAMP)
 test: lint types imports unit
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -59,6 +59,11 @@ examples: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+	@echo "read: build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
+
+# the concept pictures, from the library's own code; look at them before you commit
+pictures: $(STAMP)
+	$(BIN)/python docs/pictures.py
 
 # torch is pinned through constraints.txt: an unpinned torch brings gigabytes of CUDA.
 $(STAMP): pyproject.toml constraints.txt

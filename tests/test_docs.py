@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -31,6 +33,10 @@ def test_the_page_of_commands_is_made_from_their_help():
         ("a 63.2 *", "a  71.9 *", True),
         ("a\n...\nz", "a\nb\nc\nz", True),
         ("a\n...\nz", "a\nb\nc", False),
+        ("a\n...\nz", "a\nz", True),
+        ("key ...: kept", "key x y: kept", True),
+        ("key ...: kept", "key x\ny: kept", False),
+        ("...", "", True),
         ("3 clients", "4 clients", False),
         ("│ fafi   │       63.2 * │", "│ fafi │ 8.1 * │", True),
     ],
@@ -56,3 +62,143 @@ def test_the_pages_name_every_command():
     text = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for command in app.registered_commands:
         assert f"## `oneflare {command.name}`" in text
+
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PICTURE = re.compile(r"!\[[^\]]+\]\(([^)]+\.svg)\)")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def test_an_output_block_is_compared_with_what_the_block_above_prints(tmp_path):
+    runner = module("docs/run_blocks.py")
+    page = tmp_path / "page.md"
+    machine = '```bash title="north"\necho here > file\nls\n```\n\n```output\nfile\n```\n'
+    page.write_text(machine + "\n```bash\nls north\n```\n\n```output\nfi...\n```\n")
+    assert runner.run_page(page) == []
+    page.write_text(machine.replace("```output\nfile", "```output\nfiles"))
+    assert "page.md:1" in runner.run_page(page)[0]
+    page.write_text("```bash\nfalse\necho on\n```\n\n```output\n...\n```\n")
+    assert "ended with 1" in runner.run_page(page)[0]
+    page.write_text("```bash\necho seen\n```\n\nwords between\n\n```output\nseen\n```\n")
+    with pytest.raises(SystemExit, match=r"page\.md:7"):
+        runner.run_page(page)
+
+
+def test_what_a_python_block_prints_is_compared_in_both_spellings(tmp_path):
+    runner = module("docs/run_blocks.py")
+    page = tmp_path / "page.md"
+    for mark in ("#>", "# >"):
+        page.write_text(f"```python\nprint(1 + 1)\n{mark} 2\n```\n")
+        assert runner.run_page(page) == []
+        page.write_text(f"```python\nprint(1 + 1)\n{mark} 3\n```\n")
+        assert len(runner.run_page(page)) == 1
+
+
+def test_a_command_in_the_background_ends_with_its_page(tmp_path):
+    runner = module("docs/run_blocks.py")
+    page = tmp_path / "page.md"
+    mark = tmp_path / "ended"
+    page.write_text(
+        f"```bash\nbash -c 'trap \"touch {mark}; exit\" TERM; echo up; while :; do sleep 0.1; done' &\n```\n\n"
+        "```output\nup\n```\n\n```console\n$ echo meanwhile\nmeanwhile\n```\n"
+    )
+    assert runner.run_page(page) == []
+    assert mark.exists()
+
+
+def test_empty_output_blocks_can_be_filled(tmp_path):
+    runner = module("docs/run_blocks.py")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```bash\necho one\n```\n\n```output\n```\n\nwords\n\n```bash\necho two\n```\n\n```output\n...\n```\n"
+    )
+    printed: dict[int, str] = {}
+    runner.run_page(page, printed)
+    runner.fill(page, printed)
+    assert "```output\none\n```" in page.read_text()
+    assert "```output\n...\n```" in page.read_text()
+    assert runner.run_page(page) == []
+
+
+def test_every_picture_is_there_shown_and_still_what_its_script_draws(tmp_path):
+    pictures = module("docs/pictures.py")
+    pictures.main(tmp_path)
+    names = {f"{name}.svg" for name in pictures.PICTURES}
+    folder = ROOT / "docs" / "pictures"
+    assert {path.name for path in folder.iterdir()} == names
+    shown = {(page.parent / target).resolve() for page in PAGES for target in PICTURE.findall(page.read_text())}
+    assert shown == {folder / name for name in names}
+    assert "(docs/pictures/one-shot.svg)" in (ROOT / "README.md").read_text()
+    for name in names:
+        kept, drawn = (folder / name).read_text(), (tmp_path / name).read_text()
+        assert NUMBER.sub("#", kept) == NUMBER.sub("#", drawn), f"{name} is old: make pictures"
+        pairs = zip(NUMBER.findall(kept), NUMBER.findall(drawn), strict=True)
+        assert all(abs(float(a) - float(b)) <= 0.25 for a, b in pairs), f"{name} is old: make pictures"
+
+
+def test_the_switches_in_the_picture_of_privacy_exist():
+    from oneflare.config import parse_overrides
+    from oneflare.methods.resolve import resolve
+
+    values = {"NAMES": "moments", "E": "1", "exact | noised | withheld": "noised"}
+    switches = re.findall(
+        r"((?:upload|train)\.\w+|analytic)=([^<:]+)", (ROOT / "docs/pictures/privacy.svg").read_text()
+    )
+    assert len(switches) >= 5
+    for key, value in switches:
+        settings = [f"{key}={values.get(value, value)}"]
+        if key == "upload.statistics_epsilon":
+            settings += ["method=analytic", "upload.counts=withheld"]
+        resolve(parse_overrides(settings))
+
+
+def test_the_glossary_has_every_version_number_and_method():
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    assert module("docs/versions.py").page(text) == text, "run: python docs/versions.py"
+    from oneflare.methods import METHODS
+
+    for method in METHODS.values():
+        assert f"| `{method.name}` |" in text
+        for number in method.numbers:
+            assert re.search(rf"^\| {re.escape(number)} \| `{method.name}` \|", text, re.MULTILINE)
+
+
+def templates() -> list[str]:
+    """Every string of the source, with a mark where a value is filled in."""
+    found = []
+    for path in (ROOT / "src" / "oneflare").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"\{\w+\}", "\0", node.value))
+    return found
+
+
+def test_every_message_of_the_troubleshooting_page_is_in_the_source():
+    text = (ROOT / "docs" / "howto" / "troubleshooting.md").read_text()
+    messages = re.findall(r"^\| `(.+?)` \| .+ \| .+ \|$", text, re.MULTILINE)
+    assert len(messages) >= 40
+    known = "\n".join(templates())
+    for message in messages:
+        parts = [re.escape(part) for part in message.split("...")]
+        assert re.search(r"[^\n]*".join(parts), known), f"no such message: {message}"
+
+
+def test_how_to_pages_and_examples_mirror_each_other():
+    pages = {path.stem for path in (ROOT / "docs" / "howto").glob("*.md")}
+    assert {
+        "own-data", "own-encoder", "own-controller", "own-fusion", "air-gapped", "gpu", "resume", "troubleshooting",
+    } <= pages  # fmt: skip
+    mirrored = {
+        "own_arrays.py": "howto/own-data.md",
+        "own_encoder.py": "howto/own-encoder.md",
+        "own_controller.py": "howto/own-controller.md",
+        "own_fusion.py": "howto/own-fusion.md",
+        "fuse_folder.py": "concepts/fusion.md",
+        "hospitals.py": "federation-by-file.md",
+        "hospitals_flower.py": "flower.md",
+    }
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(mirrored)
+    for example, page in mirrored.items():
+        assert f"examples/{example}" in (ROOT / "docs" / page).read_text(), f"{page} does not name {example}"

@@ -11,21 +11,30 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-ELSEWHERE = {"hospitals.py", "hospitals_flower.py"}
-"""run by the tests of what they show"""
+LONG = {"hospitals.py", "hospitals_flower.py"}
+"""a minute each: run by `make examples`, not by `make test`"""
 
 
-def run(path: Path, folder: Path) -> str:
+def run(path: Path, folder: Path, *words: str) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, path], cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, path, *words], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in LONG))
 def test_example(name, tmp_path):
     printed = run(EXAMPLES / name, tmp_path)
     assert "%" in printed or "points" in printed
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_federation(name, tmp_path):
+    printed = run(EXAMPLES / name, tmp_path, "made")
+    assert "Next: cd " in printed
+    assert (tmp_path / "made" / "coordinator" / "digits" / "model.safetensors").exists()
+    assert "test images" in (tmp_path / "made" / "coordinator" / "digits" / "card.md").read_text()
 
 
 def test_notebook(tmp_path):

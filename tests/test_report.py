@@ -10,15 +10,21 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+import yaml
+from markupsafe import escape as html
 from scipy.optimize import brentq
 
 from oneflare.errors import ConfigError, RunError
-from oneflare.report import details, figures, lead, read_story, write_report, write_study
+from oneflare.report import details, figures, lead, read_story, settings, write_report, write_study
 from oneflare.report.collect import bounded
+from oneflare.report.forest import forest
 from oneflare.report.geometry import cosines, plane
-from oneflare.report.latex import escape, latex
+from oneflare.report.latex import escape, escape_numbers, latex
 from oneflare.report.page import json_for_html, render
+from oneflare.report.settings import settings_of
 from oneflare.report.story import Gap, Row
+from oneflare.report.story import Test as Probe
+from oneflare.report.words import words_of
 from oneflare.stages import read_result
 from oneflare.study.compare import read_comparison
 
@@ -67,7 +73,8 @@ def test_a_comparison_pairs_by_seed_and_names_the_leader(tiny_comparison):
     assert own.gap.mean == pytest.approx(comparison.own_difference("flare")[0])
     assert own.gap.low <= own.gap.mean <= own.gap.high
     best = max(panel.main, key=lambda found: found.mean)
-    assert f"{best.label} with {best.fusion} leads" in story.lead[-1]
+    assert re.search(rf"{best.label}( with {best.fusion})? leads", story.lead[-1])
+    assert best.fusion in story.lead[-1]
     assert [curve.label for curve in panel.lambdas] == ["flare"]
 
 
@@ -201,7 +208,7 @@ def test_wilson_solves_its_equation():
 
 def test_the_leader_is_called_what_it_is():
     (clear,) = lead.winner([row("a", [0.5, 0.52, 0.51]), row("b", [0.7, 0.72, 0.72])])
-    assert clear.startswith("b with f leads with 71.3")
+    assert clear.startswith("Fused by f, b leads with 71.3")
     assert "20.3 points ahead of a" in clear
     assert "ahead on 3 of 3 seeds" in clear
     assert clear.endswith("which is more than chance.")
@@ -211,6 +218,74 @@ def test_the_leader_is_called_what_it_is():
     assert "nobody can say" in once
     (alone,) = lead.winner([row("a", [0.5, 0.6])])
     assert alone.startswith("a with f reaches 55.0")
+
+
+def test_the_reader_is_told_every_word(tiny_study):
+    story = read_story(*tiny_study)
+    told = {term: text for _, terms in words_of(story) for term, text in terms}
+    assert {*story.labels, *(row.fusion for panel in story.panels for row in panel.rows)} <= set(told)
+    assert {"lambda", "valve", "alpha", "interval", "calibration error"} <= set(told)
+    text = render(story)
+    assert all(f"<dt>{html(term)}</dt>" in text for term in told)
+    assert story.question in text
+    assert story.question not in story.lead
+
+
+def test_sections_without_content_are_not_there(tiny_run):
+    story = read_story(tiny_run)
+    assert 'id="geometry"' in render(story)
+    (panel,) = story.panels
+    bare = replace(
+        story,
+        panels=[replace(panel, curves=[replace(curve, epochs=[0], mean=[0.5]) for curve in panel.curves], lambdas=[])],
+        runs=[story.runs[0] | {"lambda": None, "geometry": None}],
+    )
+    text = render(bare)
+    for anchor in ("checkpoints", "lambda", "geometry"):
+        assert f'id="{anchor}"' not in text
+        assert f'href="#{anchor}"' not in text
+    assert "valve" not in {term for _, terms in words_of(bare) for term, _ in terms}
+
+
+def test_settings_are_said_once(tiny_comparison):
+    story = read_story(tiny_comparison)
+    found = settings_of(story.runs)
+    for run, row in zip(story.runs, found["rows"], strict=True):
+        everything = settings.flat(yaml.safe_load(run["configuration"]))
+        shared = settings.flat(yaml.safe_load(found["shared"]))
+        own = {key: value for key, value in everything.items() if key not in shared}
+        assert shared == {key: everything[key] for key in shared}
+        assert f"seed {run['seed']}" in row["own"]
+        assert row["own"].count(" ") >= len(own)
+    deep = {"a": {"b": {"c": 1}}, "d": {}, "e": [1, 2]}
+    assert settings.flat(deep) == {"a.b.c": 1, "d": {}, "e": [1, 2]}
+    assert settings.nested(settings.flat(deep)) == deep
+    assert settings.split([{"x": 1, "y": 2}, {"x": 1, "z": 2}]) == ({"x": 1}, [{"y": 2}, {"z": 2}])
+
+
+def a_test(mean, low, high, threshold=0.0, side="above", unit="points"):
+    return Probe(
+        "a against b", "", mean, low, high, [] if mean is None else [mean], 0.5, side, threshold, unit, "undecided"
+    )
+
+
+def test_a_claims_picture_keeps_order_and_scale():
+    ((first, second),) = forest([[a_test(1.0, -1.0, 3.0), a_test(-2.0, -4.0, 0.5, side="below")]])
+    assert first.low < first.threshold < first.mean < first.high
+    assert (first.start, first.end) == (first.threshold, 100.0)
+    assert (second.start, second.end) == (0.0, second.threshold)
+    assert first.threshold == second.threshold
+    unit = (first.high - first.low) / 4
+    assert second.high - second.low == pytest.approx(4.5 * unit, abs=0.05)
+    small, large = forest([[a_test(0.1, 0.0, 0.2)], [a_test(30.0, 20.0, 40.0)]])  # else the first would be a dot
+    assert small[0].high - small[0].low > 50
+    assert large[0].high - large[0].low > 30
+    ((without,),) = forest([[a_test(None, None, None)]])
+    assert (without.mean, without.low) == (None, None)
+
+
+def test_durations():
+    assert [lead.duration(seconds) for seconds in (45, 720, 6814)] == ["45 s", "12 min", "1 h 54 min"]
 
 
 # ---- geometry
@@ -247,6 +322,11 @@ def test_figures_are_files_of_the_asked_kind(tiny_run, tiny_study, tmp_path):
     names = {path.stem for path in (tmp_path / "s").iterdir()}
     assert {"settings", "accuracy-digits-alpha-0.1", "lambda-digits-alpha-0.5"} <= names
     assert any(name.startswith("sweep-0") for name in names)
+    study = read_story(tiny_study[0], tmp_path)
+    (axes,) = figures.lambda_by_method(study.panels[0].lambdas, study.labels).axes
+    colours = {line.get_label(): line.get_color() for line in axes.lines}
+    for curve in study.panels[0].lambdas:  # a method has one colour in all figures
+        assert colours[curve.label] == figures.COLOURS[study.labels.index(curve.label)]
     figure = figures.accuracy(story.panels[0].rows, by_fusion=True)
     from oneflare.report.pictures import save
 
@@ -261,6 +341,8 @@ def test_latex_escapes_and_is_regular(tiny_study, tiny_comparison):
         r"50\% of a\_b \& \{c\} \#1 \$x\$ \textbackslash{} \textasciitilde{} \textasciicircum{} "
         r"\textless{}\textgreater{}"
     )
+    assert escape("[x] y") == "{[}x] y"  # after the end of a line a bare bracket would begin an option
+    assert escape_numbers("a-1: -0.5 [-2, +3]") == "a-1: $-$0.5 {[}$-$2, +3]"
     for story in (read_story(*tiny_study), read_story(tiny_comparison)):
         text = latex(story)
         assert text.count(r"\begin{table}") == text.count(r"\end{table}") >= 3

@@ -5,6 +5,9 @@ const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = 8;
 const percent = (value) => (100 * value).toFixed(1) + " %";
+const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(1);
+const spread = (row) => (row.std === null || row.std === undefined ? "" : ` ± ${(100 * row.std).toFixed(1)}`);
+const narrow = (canvas) => canvas.width < 560;
 const colour = (index) => `var(--c${index % COLOURS})`;
 
 function make(tag, attributes = {}, ...children) {
@@ -64,21 +67,29 @@ function mark(index, x, y, radius, attributes) {
 
 // ---- hover and keyboard ----
 const tip = byId("tip");
+let tipped = null;
+addEventListener("scroll", () => tipped && tipped.plot.chart && placeTip(tipped.plot, tipped.point), { passive: true, capture: true });
+addEventListener("pointerdown", (event) => tipped && !tipped.plot.contains(event.target) && hideTip(tipped.plot));
 function showTip(plot, point) {
-  const box = plot.querySelector("svg").getBoundingClientRect();
-  const ratio = box.width / plot.chart.width;
+  if (tipped && tipped.plot !== plot) hideTip(tipped.plot);
+  tipped = { plot, point };
   tip.replaceChildren(make("b", {}, point.title), point.text);
   tip.hidden = false;
+  placeTip(plot, point);
+  plot.chart.halo.setAttribute("transform", `translate(${point.x},${point.y})`);
+  plot.chart.halo.setAttribute("visibility", "visible");
+}
+function placeTip(plot, point) {
+  const box = plot.querySelector("svg").getBoundingClientRect();
+  const ratio = box.width / plot.chart.width;
   const x = box.left + point.x * ratio, y = box.top + point.y * ratio;
   const left = Math.min(Math.max(8, x + 14), document.documentElement.clientWidth - tip.offsetWidth - 8);
   const above = y - tip.offsetHeight - 12;
   tip.style.left = `${left}px`;
   tip.style.top = `${above < 4 ? y + 16 : above}px`;
-  plot.chart.halo.setAttribute("transform", `translate(${point.x},${point.y})`);
-  plot.chart.halo.setAttribute("visibility", "visible");
 }
 function hideTip(plot) {
-  tip.hidden = true;
+  if (!tipped || tipped.plot === plot) [tip.hidden, tipped] = [true, null];
   if (plot.chart) plot.chart.halo.setAttribute("visibility", "hidden");
 }
 function nearest(plot, event) {
@@ -94,6 +105,7 @@ function nearest(plot, event) {
 }
 function listen(plot) {
   plot.tabIndex = 0;
+  plot.setAttribute("role", "group");
   const over = (event) => {
     if (!plot.chart) return;
     const index = nearest(plot, event);
@@ -103,7 +115,8 @@ function listen(plot) {
   };
   plot.addEventListener("pointermove", over);
   plot.addEventListener("pointerdown", over);
-  plot.addEventListener("pointerleave", () => hideTip(plot));
+  // A finger that is lifted leaves the plot too: what it touched stays until the next touch elsewhere.
+  plot.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && hideTip(plot));
   plot.addEventListener("blur", () => hideTip(plot));
   plot.addEventListener("keydown", (event) => {
     const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
@@ -148,6 +161,9 @@ function draw(host, id, build) {
   const keep = document.activeElement && legend.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   legend.replaceChildren(...(empty ? [] : canvas.keys.map((key) => legendButton(key, hidden, id))));
   if (keep !== null) legend.querySelectorAll("button").forEach((button) => button.dataset.key === keep && button.focus());
+  plot.setAttribute("aria-label", empty ? "nothing to draw" : `${canvas.about}. Arrow keys read out the values.`);
+  legend.setAttribute("role", "group");
+  legend.setAttribute("aria-label", "Show or hide");
   if (empty) {
     plot.chart = null;
     plot.replaceChildren(make("p", { class: "empty" }, empty));
@@ -194,10 +210,10 @@ function line(xs, ys, attributes) {
   });
   return shape("path", { d: path, fill: "none", "stroke-width": 2, "stroke-linejoin": "round", ...attributes });
 }
-function errorBar(nodes, x1, y1, x2, y2, stroke) {
+function errorBar(nodes, x1, y1, x2, y2, stroke, cap = 4) {
   nodes.push(shape("line", { x1, y1, x2, y2, stroke, "stroke-width": 2 }));
   for (const [x, y] of [[x1, y1], [x2, y2]]) {
-    const [dx, dy] = x1 === x2 ? [4, 0] : [0, 4];
+    const [dx, dy] = x1 === x2 ? [cap, 0] : [0, cap];
     nodes.push(shape("line", { x1: x - dx, x2: x + dx, y1: y - dy, y2: y + dy, stroke, "stroke-width": 2 }));
   }
 }
@@ -205,5 +221,31 @@ function around(values, margin = 0.08) {
   const low = Math.min(...values), high = Math.max(...values), pad = Math.max((high - low) * margin, 0.01);
   return [Math.max(0, low - pad), Math.min(1, high + pad)];
 }
+// Names at the right ends of curves, moved apart where they would touch.
+function endLabels(canvas, area, ends) {
+  const step = 14, sorted = [...ends].sort((a, b) => a.y - b.y);
+  let last = -Infinity;
+  for (const end of sorted) end.at = last = Math.max(end.y, last + step);
+  let limit = area.bottom + 6;
+  for (const end of sorted.reverse()) { end.at = Math.min(end.at, limit); limit = end.at - step; }
+  for (const end of sorted) {
+    if (Math.abs(end.at - end.y) > 3) canvas.nodes.push(shape("path", { d: `M${area.right + 5},${end.y}L${area.right + 13},${end.at}`, stroke: end.colour, fill: "none", "stroke-opacity": 0.6 }));
+    canvas.nodes.push(label(area.right + 16, end.at + 4, shorten(end.name, Math.floor((canvas.width - area.right - 16) / 6.4)), { class: "end", style: `fill:${end.colour}` }));
+  }
+}
+const endRoom = (canvas, names) => (narrow(canvas) || names.length > 10 ? 14 : Math.min(canvas.width * 0.34, 22 + Math.max(...names.map(textWidth))));
+
+// Text on a coloured cell: black or white, whichever can be read, in the light and in the dark scheme.
+const TINTS = {
+  light: { ground: "#ffffff", fill: "#0067a8", positive: "#c14a00", negative: "#0067a8" },
+  dark: { ground: "#14171b", fill: "#62b5f0", positive: "#ff9457", negative: "#62b5f0" },
+};
+const channels = (hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16) / 255);
+function bright(scheme, tint, strength) {
+  const ground = channels(TINTS[scheme].ground), over = channels(TINTS[scheme][tint]);
+  const [r, g, b] = ground.map((value, k) => value + strength * (over[k] - value)).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179;
+}
+const cellInk = (tint, strength) => `var(--t${bright("light", tint, strength) ? 0 : 1}${bright("dark", tint, strength) ? 1 : 0})`;
 const shorten = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
 const textWidth = (text) => 7 * String(text).length;

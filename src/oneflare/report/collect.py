@@ -29,6 +29,7 @@ def run_story(result: Result) -> Story:
         facts=facts_of([result]),
         panels=[panel_of(setting_of(result), {method: [result]}, method)],
         runs=[run_details(result, run_label(result), 0)],
+        methods={method: method},
         all_runs=1,
     )
 
@@ -47,6 +48,7 @@ def comparison_story(comparison: Comparison) -> Story:
         facts=facts_of(by_seed),
         panels=[panel],
         runs=bounded((run, run_label(run), 0) for run in by_seed),
+        methods={method: method for method in comparison.methods},
         all_runs=len(by_seed),
     )
 

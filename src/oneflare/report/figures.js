@@ -17,24 +17,29 @@ figure("fig-comparison", (canvas) => {
   canvas.about = `Test accuracy of ${rows.map(nameOf).join(", ")}`;
   if (!rows.length) return "No method has this fusion.";
   const seeds = rows.some((row) => row.accuracies.length > 1);
-  canvas.keys = rows.map((row) => ({ name: nameOf(row), colour: colour(indexOf(row)), mark: indexOf(row), line: false }));
   if (seeds) canvas.keys.push({ name: "single seeds", colour: "var(--soft)", mark: 0, hollow: true, line: false });
-  const visible = rows.filter((row) => !canvas.hidden.has(nameOf(row)));
-  const left = Math.min(canvas.width * 0.36, 16 + Math.max(...rows.map((row) => textWidth(nameOf(row)))));
-  canvas.height = 56 + 38 * Math.max(1, visible.length);
-  const area = { left, right: canvas.width - 62, top: 8, bottom: canvas.height - 46 };
+  // On a phone the name stands above its bar, so that no name is cut.
+  const stacked = narrow(canvas), high = stacked ? 48 : 38;
+  const left = stacked ? 8 : 16 + Math.max(...rows.map((row) => textWidth(nameOf(row))));
+  canvas.height = 56 + high * rows.length;
+  const area = { left, right: canvas.width - (stacked ? 12 : 92), top: 8, bottom: canvas.height - 46 };
   const values = rows.flatMap((row) => [...row.accuracies, row.low, row.high]).filter((value) => value !== null);
-  const [low, high] = around(values);
-  const x = linear(100 * low, 100 * high, area.left, area.right);
+  const [least, most] = around(values);
+  const x = linear(100 * least, 100 * most, area.left, area.right);
   for (const tick of x.ticks) {
     canvas.nodes.push(shape("line", { class: "grid", x1: x.at(tick), x2: x.at(tick), y1: area.top, y2: area.bottom }));
     canvas.nodes.push(label(x.at(tick), area.bottom + 18, x.text(tick), { "text-anchor": "middle", class: "faint" }));
   }
   canvas.nodes.push(label((area.left + area.right) / 2, area.bottom + 38, "test accuracy %", { "text-anchor": "middle", class: "faint" }));
-  visible.forEach((row, k) => {
-    const y = area.top + 38 * (k + 0.5), stroke = colour(indexOf(row));
-    const name = shorten(nameOf(row), Math.floor((left - 12) / 6.6));
-    canvas.nodes.push(label(left - 12, y + 4, name, { "text-anchor": "end" }));
+  rows.forEach((row, k) => {
+    const top = area.top + high * k, y = top + (stacked ? 28 : 19), stroke = colour(indexOf(row));
+    const figures = (100 * row.mean).toFixed(1) + spread(row);
+    if (stacked) {
+      canvas.nodes.push(shape("rect", { x: 0, y: top, width: canvas.width, height: 17, fill: "var(--ground)" }));
+      canvas.nodes.push(label(0, top + 13, nameOf(row)), label(canvas.width, top + 13, figures, { "text-anchor": "end", class: "value" }));
+    } else {
+      canvas.nodes.push(label(left - 12, y + 4, nameOf(row), { "text-anchor": "end" }), label(area.right + 10, y + 4, figures, { class: "value" }));
+    }
     const at = x.at(100 * row.mean);
     if (row.low !== null) errorBar(canvas.nodes, x.at(100 * Math.max(0, row.low)), y, x.at(100 * Math.min(1, row.high)), y, stroke);
     if (seeds && !canvas.hidden.has("single seeds")) row.accuracies.forEach((value, seed) => {
@@ -42,44 +47,42 @@ figure("fig-comparison", (canvas) => {
       canvas.points.push({ x: x.at(100 * value), y: y + 10, title: `${nameOf(row)}, seed ${row.seeds[seed]}`, text: percent(value) });
     });
     canvas.nodes.push(mark(indexOf(row), at, y, 5.5, { fill: stroke }));
-    canvas.nodes.push(label(area.right + 10, y + 4, (100 * row.mean).toFixed(1)));
-    const spread = row.std === null ? "" : ` ± ${(100 * row.std).toFixed(1)}`;
-    const gap = row.gap ? `; ${(100 * row.gap.mean).toFixed(1)} points to ${row.gap.against}` : "";
-    canvas.points.push({ x: at, y, title: single ? row.fusion : `${row.label}, ${row.fusion}`, text: (100 * row.mean).toFixed(1) + spread + " %" + gap });
+    const gap = row.gap ? `; ${signed(100 * row.gap.mean)} points to ${row.gap.against}` : "";
+    canvas.points.push({ x: at, y, title: single ? row.fusion : `${row.label}, ${row.fusion}`, text: `${figures} %${gap}` });
   });
 });
 
+// A line per method within every setting: settings are no scale, so nothing joins them.
 figure("fig-settings", (canvas) => {
-  const panels = story.panels;
-  const names = panels.map((panel) => panel.title);
-  canvas.keys = labels.map((name, k) => ({ name, colour: colour(k), mark: k }));
+  const panels = story.panels, names = panels.map((panel) => panel.title);
+  canvas.keys = labels.map((name, k) => ({ name, colour: colour(k), mark: k, line: false }));
   canvas.about = `Accuracy of ${labels.join(", ")} over ${names.join("; ")}`;
-  const rows = panels.flatMap((panel, p) => panel.rows.filter((row) => row.main).map((row) => ({ ...row, p })));
-  const longest = Math.max(...names.map((name) => name.length)), tilt = longest * 6.5 > (canvas.width - 64) / panels.length;
-  const edge = tilt ? Math.min(84, longest * 4) : 44, slot = (canvas.width - 20 - edge) / panels.length;
-  canvas.height = 330 + (tilt ? 60 : 0);
-  const area = { left: edge, right: canvas.width - 20, top: 26, bottom: 270 };
-  const [low, high] = around(rows.flatMap((row) => [row.mean - (row.std || 0), row.mean + (row.std || 0)]));
-  const y = linear(100 * low, 100 * high, area.bottom, area.top);
-  axes(canvas, { ticks: [] }, y, area, { y: "test accuracy %" });
-  const at = (p, k) => area.left + slot * (p + 0.5) + (k - (labels.length - 1) / 2) * Math.min(9, (slot * 0.6) / labels.length);
-  names.forEach((name, p) => {
-    const x = area.left + slot * (p + 0.5);
-    const rotate = tilt ? { transform: `rotate(-32 ${x} ${area.bottom + 18})`, "text-anchor": "end" } : { "text-anchor": "middle" };
-    canvas.nodes.push(label(x, area.bottom + 18, shorten(name, 22), { class: "faint", ...rotate }));
+  const rows = panels.map((panel) => panel.rows.filter((row) => row.main));
+  const visible = labels.filter((name) => !canvas.hidden.has(name));
+  const stacked = narrow(canvas), step = 10, head = stacked ? 20 : 6, high = head + step * Math.max(3, visible.length) + 8;
+  const left = stacked ? 8 : 20 + Math.max(...names.map(textWidth));
+  canvas.height = 52 + high * panels.length;
+  const area = { left, right: canvas.width - 14, top: 4, bottom: 4 + high * panels.length };
+  const [low, top] = around(rows.flat().flatMap((row) => [row.mean - (row.std || 0), row.mean + (row.std || 0)]));
+  const x = linear(100 * low, 100 * top, area.left, area.right);
+  for (let p = 0; p < panels.length; p += 2) canvas.nodes.push(shape("rect", { class: "band", x: 0, y: area.top + high * p, width: canvas.width, height: high }));
+  const nameSettings = () => names.forEach((name, p) => {
+    canvas.nodes.push(stacked ? label(6, area.top + high * p + 15, name, { class: "halo" }) : label(left - 12, area.top + high * (p + 0.5) + 4, name, { "text-anchor": "end" }));
   });
-  labels.forEach((name, k) => {
-    if (canvas.hidden.has(name)) return;
-    const mine = rows.filter((row) => row.label === name);
-    canvas.nodes.push(line(mine.map((row) => at(row.p, k)), mine.map((row) => y.at(100 * row.mean)), { stroke: colour(k), "stroke-opacity": 0.45, "stroke-width": 1.5 }));
-    for (const row of mine) {
-      const x = at(row.p, k);
-      if (row.std !== null) errorBar(canvas.nodes, x, y.at(100 * (row.mean - row.std)), x, y.at(100 * (row.mean + row.std)), colour(k));
-      canvas.nodes.push(mark(k, x, y.at(100 * row.mean), 4.5, { fill: colour(k) }));
-      const spread = row.std === null ? "" : ` ± ${(100 * row.std).toFixed(1)}`;
-      canvas.points.push({ x, y: y.at(100 * row.mean), title: `${name}, ${names[row.p]}`, text: `${(100 * row.mean).toFixed(1)}${spread} %` });
-    }
-  });
+  for (const tick of x.ticks) {
+    canvas.nodes.push(shape("line", { class: "grid", x1: x.at(tick), x2: x.at(tick), y1: area.top, y2: area.bottom }));
+    canvas.nodes.push(label(x.at(tick), area.bottom + 18, x.text(tick), { "text-anchor": "middle", class: "faint" }));
+  }
+  nameSettings();
+  canvas.nodes.push(label((area.left + area.right) / 2, area.bottom + 38, "test accuracy %", { "text-anchor": "middle", class: "faint" }));
+  rows.forEach((here, p) => here.forEach((row) => {
+    const place = visible.indexOf(row.label), k = labels.indexOf(row.label);
+    if (place < 0) return;
+    const y = area.top + high * p + head + step * (place + 0.5), at = x.at(100 * row.mean);
+    if (row.std !== null) errorBar(canvas.nodes, x.at(100 * Math.max(0, row.mean - row.std)), y, x.at(100 * Math.min(1, row.mean + row.std)), y, colour(k), 3);
+    canvas.nodes.push(mark(k, at, y, 4.2, { fill: colour(k) }));
+    canvas.points.push({ x: at, y, title: `${row.label}, ${names[p]}`, text: `${(100 * row.mean).toFixed(1)}${spread(row)} %` });
+  }));
 });
 
 (story.sweeps || []).forEach((sweep, number) => figure(`fig-sweep-${number}`, (canvas) => {
@@ -117,17 +120,19 @@ figure("fig-checkpoints", (canvas) => {
   if (!curves.some((curve) => curve.epochs.length > 1)) return "There are no checkpoints: train.snapshots is 0, or the method does not train.";
   canvas.about = `Accuracy over epochs of ${curves.map(nameOf).join(", ")}`;
   canvas.keys = curves.map((curve) => ({ name: nameOf(curve), colour: colour(indexOf(curve)), mark: indexOf(curve) }));
-  const area = { left: 40, right: canvas.width - 14, top: 28, bottom: 272 };
+  const drawn = curves.filter((curve) => !canvas.hidden.has(nameOf(curve)));
+  const area = { left: 40, right: canvas.width - endRoom(canvas, curves.map(nameOf)), top: 28, bottom: 272 };
   canvas.height = 320;
   const [low, high] = around(curves.flatMap((curve) => [...curve.low, ...curve.high]));
   const y = linear(100 * low, 100 * high, area.bottom, area.top);
   const last = Math.max(...curves.flatMap((curve) => curve.epochs));
-  const x = linear(0, last, area.left, area.right, true);
+  const first = Math.min(...curves.flatMap((curve) => curve.epochs));
+  const room = Math.min(14, 3 * curves.length);
+  const x = linear(first, last, area.left + room, area.right - room, true);
   axes(canvas, x, y, area, { x: "epoch at which fusion is simulated", y: "test accuracy %" });
-  for (const curve of curves) {
-    if (canvas.hidden.has(nameOf(curve))) continue;
+  for (const curve of drawn) {
     const k = indexOf(curve), xs = curve.epochs.map(x.at), ys = curve.mean.map((value) => y.at(100 * value));
-    const shift = (k - (labels.length - 1) / 2) * 3;
+    const shift = (drawn.indexOf(curve) - (drawn.length - 1) / 2) * 3;
     if (!single) curve.low.forEach((value, i) => value !== curve.high[i] && (curves.length <= 5 || i === curve.low.length - 1) && canvas.nodes.push(shape("line", { x1: xs[i] + shift, x2: xs[i] + shift, y1: y.at(100 * value), y2: y.at(100 * curve.high[i]), stroke: colour(k), "stroke-opacity": 0.55, "stroke-width": 1.5 })));
     canvas.nodes.push(line(xs, ys, { stroke: colour(k) }));
     curve.epochs.forEach((epoch, i) => {
@@ -135,6 +140,7 @@ figure("fig-checkpoints", (canvas) => {
       canvas.points.push({ x: xs[i], y: ys[i], title: `${nameOf(curve)}, epoch ${epoch}`, text: percent(curve.mean[i]) + (single || curve.low[i] === curve.high[i] ? "" : ` (seeds ${(100 * curve.low[i]).toFixed(1)} to ${(100 * curve.high[i]).toFixed(1)})`) });
     });
   }
+  if (endRoom(canvas, curves.map(nameOf)) > 14) endLabels(canvas, area, drawn.map((curve) => ({ name: nameOf(curve), colour: colour(indexOf(curve)), y: y.at(100 * curve.mean[curve.mean.length - 1]) })));
 });
 
 const current = () => story.runs[state.run];
@@ -147,11 +153,11 @@ function heatmap(canvas, rows, columns, value, paint, words, area, edge) {
     const y = area.top + r * high;
     if (high >= 11 || r % Math.ceil(11 / high) === 0) canvas.nodes.push(label(area.left - 7, y + high / 2 + 4, shorten(row.name, 12), { "text-anchor": "end", class: row.strong === false ? "faint" : "" }));
     columns.forEach((column, c) => {
-      const number = value(r, c), x = area.left + c * wide, [fill, strength] = paint(number, r, c);
-      if (strength > 0) canvas.nodes.push(shape("rect", { x: x + 0.5, y: y + 0.5, width: Math.max(0.5, wide - 1), height: Math.max(0.5, high - 1), fill, "fill-opacity": strength.toFixed(3) }));
+      const number = value(r, c), x = area.left + c * wide, [tint, strength] = paint(number, r, c);
+      if (strength > 0) canvas.nodes.push(shape("rect", { x: x + 0.5, y: y + 0.5, width: Math.max(0.5, wide - 1), height: Math.max(0.5, high - 1), fill: `var(--${tint})`, "fill-opacity": strength.toFixed(3) }));
       const text = words(number);
       if (text && wide >= edge && high >= 14) {
-        canvas.nodes.push(label(x + wide / 2, y + high / 2 + 4, text, { "text-anchor": "middle", class: "cell", ...(strength > 0.55 ? { style: "fill:var(--on-fill)" } : {}) }));
+        canvas.nodes.push(label(x + wide / 2, y + high / 2 + 4, text, { "text-anchor": "middle", class: "cell", style: `fill:${cellInk(tint, strength)}` }));
       }
       canvas.points.push({ x: x + wide / 2, y: y + high / 2, title: `${row.title}, ${column.title}`, text: row.say(number) });
     });
@@ -172,7 +178,7 @@ figure("fig-clients", (canvas) => {
   canvas.shown = [runWords(), shownRows].filter(Boolean).join("; ");
   canvas.about = `Training images of ${run.table.length} clients by class`;
   const high = Math.max(6, Math.min(28, 1400 / run.table.length));
-  const foot = Math.max(...run.classes.map((name) => name.length)) > 3 ? 78 : 34;
+  const foot = Math.max(...run.classes.map((name) => name.length)) > 3 ? 78 : 42;
   canvas.height = 8 + high * run.table.length + foot;
   const area = { left: 70, right: canvas.width - 4, top: 8, bottom: canvas.height - foot };
   const rows = run.table.map((counts, client) => ({
@@ -181,7 +187,8 @@ figure("fig-clients", (canvas) => {
   }));
   const columns = run.classes.map((name) => ({ name, title: `class ${name}` }));
   const faded = (r) => (state.client === "all" || state.client === r ? 1 : 0.35);
-  heatmap(canvas, rows, columns, (r, c) => run.table[r][c], (n, r) => ["var(--fill)", n ? faded(r) * (0.08 + 0.92 * Math.sqrt(n / peak)) : 0], (n) => (n ? String(n) : ""), area, 24);
+  heatmap(canvas, rows, columns, (r, c) => run.table[r][c], (n, r) => ["fill", n ? faded(r) * (0.08 + 0.92 * Math.sqrt(n / peak)) : 0], (n) => (n ? String(n) : ""), area, 24);
+  if (foot === 42) canvas.nodes.push(label((area.left + area.right) / 2, canvas.height - 6, "class", { "text-anchor": "middle", class: "faint" }));
 });
 
 // Raw (dashed) and effective (solid) lambda of several curves on a logarithmic axis.
@@ -192,7 +199,8 @@ function drawLambda(canvas, curves, bound) {
   const kinds = ["effective", "raw"].filter((kind) => !canvas.hidden.has(kind));
   const all = curves.flatMap((row) => [...row.raw, ...row.effective]).concat(bound || []).filter((value) => value > 0);
   const top = Math.max(...all), floor = Math.max(Math.min(...all), top * 1e-5);
-  const area = { left: 52, right: canvas.width - 14, top: 28, bottom: 292 };
+  const room = many ? 14 : endRoom(canvas, curves.map((row) => row.name));
+  const area = { left: 52, right: canvas.width - room, top: 28, bottom: 292 };
   canvas.height = 340;
   const y = logarithmic(floor, top * 1.05, area.bottom, area.top);
   const epochs = curves.flatMap((row) => row.epochs);
@@ -200,8 +208,11 @@ function drawLambda(canvas, curves, bound) {
   axes(canvas, x, y, area, { x: "epoch", y: "lambda" });
   if (bound) {
     canvas.nodes.push(shape("line", { class: "valve", x1: area.left, x2: area.right, y1: y.at(bound), y2: y.at(bound), stroke: "var(--ink)", "stroke-width": 1.2, "stroke-dasharray": "2 3" }));
-    canvas.nodes.push(label(area.right, y.at(bound) - 5, `valve ${bound}`, { "text-anchor": "end" }));
+    canvas.nodes.push(label(area.right, y.at(bound) - 5, `valve at ${bound}`, { "text-anchor": "end" }));
   }
+  const last = (row) => row.effective.filter((value) => value !== null).pop() || 0;
+  const ends = curves.filter((row) => !canvas.hidden.has(row.name)).map((row) => ({ name: row.name, colour: colour(row.index), y: y.at(Math.max(last(row), y.low)) }));
+  if (room > 14 && kinds.includes("effective")) endLabels(canvas, area, ends);
   for (const row of curves) {
     if (canvas.hidden.has(row.name)) continue;
     const xs = row.epochs.map(x.at);
@@ -253,14 +264,14 @@ figure("fig-cosines", (canvas) => {
   const side = Math.min(canvas.width - left - 4, 420);
   canvas.height = side + foot + 34;
   const area = { left, right: left + side, top: 8, bottom: 8 + side };
-  heatmap(canvas, names, names, (r, c) => matrix[r][c], (value) => [value >= 0 ? "var(--positive)" : "var(--negative)", Math.min(1, Math.abs(value))],
-    (value) => value.toFixed(2).replace("0.", ".").replace("1.00", "1"), area, 30);
+  heatmap(canvas, names, names, (r, c) => matrix[r][c], (value) => [value >= 0 ? "positive" : "negative", Math.min(1, Math.abs(value))],
+    (value) => (+value.toFixed(2) + 0).toFixed(2).replace("0.", ".").replace("1.00", "1").replace("-", "−"), area, 26);
   const y = canvas.height - 14, steps = 21;
   for (let k = 0; k < steps; k++) {
     const value = -1 + (2 * k) / (steps - 1);
     canvas.nodes.push(shape("rect", { x: left + 22 + k * 7, y: y - 9, width: 7, height: 10, fill: value >= 0 ? "var(--positive)" : "var(--negative)", "fill-opacity": Math.abs(value) }));
   }
-  canvas.nodes.push(label(left + 16, y, "-1", { "text-anchor": "end", class: "faint" }), label(left + 28 + 7 * steps, y, "1", { class: "faint" }));
+  canvas.nodes.push(label(left + 16, y, "−1", { "text-anchor": "end", class: "faint" }), label(left + 28 + 7 * steps, y, "1  cosine", { class: "faint" }));
 });
 
 figure("fig-map", (canvas) => {
@@ -289,6 +300,14 @@ figure("fig-map", (canvas) => {
   const x = (value) => 8 + side * (0.5 + (value - centre[0]) / span), y = (value) => side * (0.5 - (value - centre[1]) / span);
   canvas.nodes.push(shape("rect", { class: "grid", x: 8.5, y: 0.5, width: side - 1, height: side - 1, fill: "none" }));
   const shown = (group) => !canvas.hidden.has(group);
+  const taken = [];  // boxes of names: one that would cover another goes to another side of its mark
+  const write = (name, sx, sy) => {
+    const wide = textWidth(name), places = [[8, -6], [8, 15], [-8 - wide, -6], [-8 - wide, 15], [-wide / 2, -12], [-wide / 2, 22]];
+    const free = ([dx, dy]) => sy + dy > 10 && !taken.some(([x0, y0, w]) => sx + dx < x0 + w && x0 < sx + dx + wide && Math.abs(sy + dy - y0) < 13);
+    const [dx, dy] = places.find(free) || places[1];
+    taken.push([sx + dx, sy + dy, wide]);
+    canvas.nodes.push(label(sx + dx, sy + dy, name, { style: "font-weight:600" }));
+  };
   run.classes.forEach((name, c) => {
     const hue = colour(c);
     const [sx, sy] = [x(geometry.server[c][0]), y(geometry.server[c][1])];
@@ -308,7 +327,7 @@ figure("fig-map", (canvas) => {
     }
     if (shown(GROUPS.fused)) {
       canvas.nodes.push(mark(1, sx, sy, 4.5, { fill: hue, stroke: "var(--ground)", "stroke-width": 1 }));
-      if (run.classes.length <= 40) canvas.nodes.push(label(sx + 8, sy - 6, shorten(name, 12), { style: "font-weight:600" }));
+      if (run.classes.length <= 40) write(shorten(name, 12), sx, sy);
       canvas.points.push({ x: sx, y: sy, title: `class ${name}`, text: `fused: ${geometry.rule}` });
     }
   });
@@ -328,6 +347,7 @@ figure("fig-classes", (canvas) => {
   canvas.reach = 24;
   run.classes.forEach((name, c) => {
     const centre = area.left + (c + 0.5) * wide;
+    if (c % 2 === 0 && run.classes.length <= 40) canvas.nodes.unshift(shape("rect", { class: "band", x: centre - wide / 2, y: area.top, width: wide, height: area.bottom - area.top }));
     if (c % every === 0) canvas.nodes.push(label(centre, area.bottom + 18, shorten(name, 12), { class: "faint", ...(long ? { "text-anchor": "end", transform: `rotate(-45 ${centre} ${area.bottom + 18})` } : { "text-anchor": "middle" }) }));
     names.filter((fusion) => !canvas.hidden.has(fusion)).forEach((fusion, k, visible) => {
       const value = run.fusions[fusion].per_class[c];
@@ -354,9 +374,10 @@ figure("fig-calibration", (canvas) => {
     if (canvas.hidden.has(name)) continue;
     const bins = run.fusions[name].reliability, k = fusionIndex(name);
     const xs = bins.map((bin) => x.at(100 * bin.confidence)), ys = bins.map((bin) => y.at(100 * bin.accuracy));
-    canvas.nodes.push(line(xs, ys, { stroke: colour(k), "stroke-width": 1.6 }));
+    canvas.nodes.push(line(xs, ys, { stroke: colour(k), "stroke-width": 1.3, "stroke-opacity": 0.6 }));
+    const all = bins.reduce((sum, bin) => sum + bin.count, 0) || 1;
     bins.forEach((bin, i) => {
-      canvas.nodes.push(mark(k, xs[i], ys[i], 3.6, { fill: colour(k) }));
+      canvas.nodes.push(mark(k, xs[i], ys[i], 2 + 6 * Math.sqrt(bin.count / all), { fill: colour(k) }));
       canvas.points.push({ x: xs[i], y: ys[i], title: `${name}, ${bin.count} image${bin.count === 1 ? "" : "s"}`, text: `says ${percent(bin.confidence)}, right ${percent(bin.accuracy)}` });
     });
   }

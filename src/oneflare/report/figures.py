@@ -17,6 +17,10 @@ MARKS = "os^DvP"
 FORMATS = ("png", "pdf", "svg")
 SMALLEST = 1e-5
 """of the largest lambda drawn: where a logarithmic axis ends"""
+WIDE = 4.5
+"""inches: text of 10 points is still above 7 when a paper's column (3.3 inches) takes the figure in"""
+MOST_BARS = 5
+"""curves whose spread over seeds is drawn at every checkpoint; of more, only at the last"""
 Figure = Any
 
 
@@ -44,7 +48,7 @@ def _figures(story: Story) -> Iterator[tuple[str, Callable[[], Figure]]]:
         if any(len(curve.epochs) > 1 for curve in panel.curves):
             yield f"checkpoints{end}", partial(checkpoints, panel, story.kind == "run")
         if panel.lambdas and story.kind != "run":
-            yield f"lambda{end}", partial(lambda_by_method, panel.lambdas)
+            yield f"lambda{end}", partial(lambda_by_method, panel.lambdas, story.labels)
     if several:
         yield "settings", partial(settings, story)
     for number, sweep in enumerate(story.sweeps):
@@ -87,13 +91,18 @@ def tidy(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
+def legend_below(figure: Figure, columns: int) -> None:
+    """Outside the axes: it covers nothing."""
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
 def style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKS[index % len(MARKS)]}
 
 
 def accuracy(rows: Sequence[Row], by_fusion: bool) -> Figure:
     """Mean over seeds with its deviation; rings are single seeds."""
-    figure, axes = new(6.0, 0.8 + 0.42 * len(rows))
+    figure, axes = new(WIDE, 0.8 + 0.36 * len(rows))
     for index, row in enumerate(rows):
         colour = COLOURS[index % len(COLOURS)]
         bar = (
@@ -114,12 +123,14 @@ def accuracy(rows: Sequence[Row], by_fusion: bool) -> Figure:
 
 def checkpoints(panel: Panel, by_fusion: bool) -> Figure:
     """Simulated fusion during training; only the last point is the real system."""
-    figure, axes = new(6.0, 3.4)
+    figure, axes = new(WIDE, 3.6)
     curves = panel.curves if by_fusion else [curve for curve in panel.curves if curve.main]
     for index, curve in enumerate(curves):
         below = [100 * (mean - low) for mean, low in zip(curve.mean, curve.low, strict=True)]
         above = [100 * (high - mean) for mean, high in zip(curve.mean, curve.high, strict=True)]
         shift = 0.0 if by_fusion else (index - (len(curves) - 1) / 2) * 0.008 * curve.epochs[-1]
+        if len(curves) > MOST_BARS:
+            below[:-1] = above[:-1] = [0.0] * (len(below) - 1)
         axes.errorbar(
             [epoch + shift for epoch in curve.epochs],
             [100 * value for value in curve.mean],
@@ -131,7 +142,7 @@ def checkpoints(panel: Panel, by_fusion: bool) -> Figure:
         )
     axes.set_xlabel("epoch at which fusion is simulated")
     axes.set_ylabel("test accuracy %")
-    axes.legend(frameon=False)
+    legend_below(figure, 2)
     tidy(axes)
     return figure
 
@@ -139,7 +150,7 @@ def checkpoints(panel: Panel, by_fusion: bool) -> Figure:
 def settings(story: Story) -> Figure:
     """Every method over all settings."""
     labels = story.labels
-    figure, axes = new(max(6.0, 1.1 * len(story.panels)), 3.8)
+    figure, axes = new(max(WIDE, 0.8 * len(story.panels)), 3.8)
     for index, label in enumerate(labels):
         shift = (index - (len(labels) - 1) / 2) * min(0.1, 0.6 / len(labels))
         rows = [(place + shift, row) for place, panel in enumerate(story.panels) if (row := panel.main_row(label))]
@@ -149,20 +160,20 @@ def settings(story: Story) -> Figure:
             yerr=[100 * (row.std or 0.0) for _, row in rows],
             capsize=2,
             ms=4,
-            lw=0.9,
             label=label,
+            ls="none",  # settings are no scale: nothing joins them
             **style(index),
         )
     axes.set_xticks(range(len(story.panels)), [panel.title for panel in story.panels], rotation=20, ha="right")
     axes.set_ylabel("test accuracy %")
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    legend_below(figure, 3)
     tidy(axes)
     return figure
 
 
 def over_number(sweep: Sweep) -> Figure:
     """Accuracy over a number that was varied, on a logarithmic axis."""
-    figure, axes = new(6.0, 3.4)
+    figure, axes = new(WIDE, 3.2)
     for index, series in enumerate(sweep.series):
         bars = [100 * (value or 0.0) for value in series["std"]]
         means = [100 * value for value in series["mean"]]
@@ -180,36 +191,39 @@ def over_number(sweep: Sweep) -> Figure:
     return figure
 
 
-def lambda_by_method(curves: Sequence[LambdaCurve]) -> Figure:
-    """Mean over clients and seeds; solid: effective, dashed: raw."""
-    drawn = [(curve.label, curve.epochs, curve.raw, curve.effective) for curve in curves]
+def lambda_by_method(curves: Sequence[LambdaCurve], labels: Sequence[str]) -> Figure:
+    """Mean over clients and seeds; solid: effective, dashed: raw. A method looks as in the other figures."""
+    drawn = [(labels.index(curve.label), curve.label, curve.epochs, curve.raw, curve.effective) for curve in curves]
     return _lambda(drawn, None)
 
 
 def lambda_by_client(content: Mapping[str, Any]) -> Figure:
     """Of every client of a run, with the valve."""
-    drawn = [(f"client {row['client']}", row["epochs"], row["raw"], row["effective"]) for row in content["clients"]]
+    drawn = [
+        (index, f"client {row['client']}", row["epochs"], row["raw"], row["effective"])
+        for index, row in enumerate(content["clients"])
+    ]
     return _lambda(drawn, content["bound"])
 
 
 def _lambda(
-    curves: Sequence[tuple[str, list[int], list[float | None], list[float | None]]], bound: float | None
+    curves: Sequence[tuple[int, str, list[int], list[float | None], list[float | None]]], bound: float | None
 ) -> Figure:
-    figure, axes = new(6.0, 3.4)
-    seen = [value for _, _, raw, effective in curves for value in (*raw, *effective) if value]
+    figure, axes = new(WIDE, 3.5)
+    seen = [value for _, _, _, raw, effective in curves for value in (*raw, *effective) if value]
     floor = SMALLEST * max(seen, default=1.0)
-    for index, (label, epochs, raw, effective) in enumerate(curves):
-        colour = COLOURS[index % len(COLOURS)]
-        for values, line in ((effective, {"label": label}), (raw, {"ls": "--", "lw": 0.9})):
-            axes.plot(epochs, [None if v is None else max(v, floor) for v in values], color=colour, **line)
+    for index, label, epochs, raw, effective in curves:
+        every = {"ms": 4, "markevery": max(1, len(epochs) // 8)}
+        for values, line in ((effective, {"label": label} | every), (raw, {"ls": "--", "lw": 0.9, "ms": 0})):
+            axes.plot(epochs, [None if v is None else max(v, floor) for v in values], **(style(index) | line))
     if bound is not None:
         axes.axhline(bound, color="black", lw=0.9, ls=":")
-        axes.annotate(f"valve {bound:g}", (1, bound), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+        axes.annotate(f"valve at {bound:g}", (1, bound), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     axes.set_yscale("log")
     axes.set_xlabel("epoch")
     axes.set_ylabel("lambda (dashed: raw)")
     if len(curves) <= len(COLOURS):
-        axes.legend(frameon=False)
+        legend_below(figure, 3 if max(len(label) for _, label, *_ in curves) < 14 else 2)
     tidy(axes)
     return figure
 
@@ -217,14 +231,14 @@ def _lambda(
 def client_class(run: Mapping[str, Any]) -> Figure:
     """Samples per client and class as a heat map."""
     table, classes = run["table"], run["classes"]
-    figure, axes = new(6.0, min(1.2 + 0.3 * len(table), 9.0))
+    figure, axes = new(WIDE, min(1.2 + 0.28 * len(table), 9.0))
     axes.imshow([[count**0.5 for count in row] for row in table], aspect="auto", cmap="Blues", interpolation="none")
     peak = max(max(row) for row in table) or 1
     if len(classes) <= 20 and len(table) <= 30:
         for client, row in enumerate(table):
             for label, count in enumerate(row):
                 colour = "white" if count > 0.4 * peak else "black"
-                axes.text(label, client, count or "", ha="center", va="center", fontsize=8, color=colour)
+                axes.text(label, client, count or "", ha="center", va="center", fontsize=9, color=colour)
     _class_ticks(axes.set_xticks, classes)
     axes.set_xlabel("class")
     axes.set_ylabel("client")
@@ -267,7 +281,7 @@ def plane(run: Mapping[str, Any]) -> Figure:
 
 def per_class(run: Mapping[str, Any]) -> Figure:
     """Share of each class that is recognised, by fusion."""
-    figure, axes = new(6.0, 3.4)
+    figure, axes = new(WIDE, 3.4)
     classes, fusions = run["classes"], run["fusions"]
     for index, (name, row) in enumerate(fusions.items()):
         shift = (index - (len(fusions) - 1) / 2) * 0.7 / len(fusions)
@@ -276,14 +290,15 @@ def per_class(run: Mapping[str, Any]) -> Figure:
     _class_ticks(axes.set_xticks, classes)
     axes.set_ylabel("recognised %")
     axes.set_ylim(-3, 103)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    axes.set_xlabel("class")
+    legend_below(figure, 3)
     tidy(axes)
     return figure
 
 
 def reliability(run: Mapping[str, Any]) -> Figure:
     """Accuracy over confidence; a calibrated model lies on the diagonal."""
-    figure, axes = new(4.6, 4.2)
+    figure, axes = new(4.0, 4.4)
     axes.plot([0, 100], [0, 100], color="grey", ls="--", lw=0.9)
     for index, (name, row) in enumerate(run["fusions"].items()):
         bins = row.get("reliability") or []
@@ -291,7 +306,7 @@ def reliability(run: Mapping[str, Any]) -> Figure:
         axes.plot(confidence, [100 * entry["accuracy"] for entry in bins], ms=4, label=name, **style(index))
     axes.set_xlabel("confidence %")
     axes.set_ylabel("right %")
-    axes.legend(frameon=False)
+    legend_below(figure, 2)
     tidy(axes)
     return figure
 
@@ -300,4 +315,9 @@ def _class_ticks(ticks: Callable[..., Any], classes: Sequence[str], turn: bool =
     every = max(1, len(classes) // 25)
     long = max(len(name) for name in classes) > 3
     places = range(0, len(classes), every)
-    ticks(places, [classes[k] for k in places], rotation=45 if turn and long else 0, fontsize=8)
+    ticks(
+        places,
+        [classes[k] for k in places],
+        rotation=45 if turn and long else 0,
+        fontsize=8 if len(classes) > 12 else 10,
+    )

@@ -11,7 +11,7 @@ from oneflare.files import read_json
 from oneflare.report import lead
 from oneflare.report.collect import bounded, run_label
 from oneflare.report.details import mean_lambda, traces_of
-from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Verdict, curve_of
+from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Test, Verdict, curve_of
 from oneflare.stages import Result, read_result
 
 SCHEMA = 1
@@ -39,9 +39,9 @@ def study_story(path: Path, runs: Path = Path("runs")) -> Story:
         kind="study",
         title=content["title"],
         page=path.with_suffix(".html"),
-        lead=lead.of_study(
-            content["question"], panels, verdicts, content["scale_summary"], len(content["seeds"]), missing
-        ),
+        question=content["question"],
+        methods={str(row["name"]): str(row["method"]) for row in rows.values()},
+        lead=lead.of_study(panels, verdicts, content["scale_summary"], len(content["seeds"]), missing),
         facts=_facts(content),
         panels=panels,
         runs=bounded(found),
@@ -52,7 +52,7 @@ def study_story(path: Path, runs: Path = Path("runs")) -> Story:
         sweeps=[sweep for figure in content["figures"] for sweep in _sweeps(content, rows, figure)],
         provenance={
             "study": f"{content['study']} at scale {content['scale']}",
-            **{key: str(value) for key, value in content["provenance"].items()},
+            **_origin(content["provenance"]),
         },
         note=content["note"],
     )
@@ -77,11 +77,20 @@ def _facts(content: Json) -> dict[str, str]:
         return ", ".join(dict.fromkeys(f"{place[key]}" for place in content["places"]))
 
     return {
-        "scale": f"{content['scale']}: {content['scale_summary']}",
+        "scale": str(content["scale"]),
         "data": over("data"),
         "alpha": over("alpha"),
         "clients": over("clients"),
         "seeds": ", ".join(str(seed) for seed in content["seeds"]),
+    }
+
+
+def _origin(provenance: Json) -> dict[str, str]:
+    """How it came about, in words and units."""
+    words = {"train_seconds": "training, all runs", "oneflare": "OneFlare", "python": "Python", "torch": "PyTorch"}
+    return {
+        words.get(key, key): lead.duration(float(value)) if key == "train_seconds" else str(value)
+        for key, value in provenance.items()
     }
 
 
@@ -179,33 +188,33 @@ def _folders(content: Json, rows: Mapping[str, Json], runs: Path) -> Iterator[tu
 
 
 def _verdict(claim: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> Verdict:
-    evidence = [_evidence(test, rows, places) for test in claim["tests"]]
-    return Verdict(claim["id"], claim["text"], claim["verdict"], evidence, claim["log"])
+    tests = [_test(test, rows, places) for test in claim["tests"]]
+    return Verdict(claim["id"], claim["text"], claim["verdict"], tests, claim["log"])
 
 
-def _evidence(test: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> str:
-    """`FLARE against FAFI (cifar10, alpha 0.05, 5 clients): +1.2 points [-0.4, +2.9], p 0.08, wanted above 0`"""
-    what = test["text"]
+def _test(test: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> Test:
+    what, where = test["text"], ""
     if test["kind"] == "difference":
         what = f"{rows[test['arm']]['label']} against {rows[test['than']]['label']}"
         what += "" if test["measure"] == "accuracy" else f", {test['measure']}"
     if test["place"] not in places:
-        what += f" ({test['place']})"
+        where = test["place"]
     elif len(places) > 1:
-        what += f" ({place_title(places[test['place']], list(places.values()))})"
-    unit = f" {test['unit']}" if test["unit"] else ""
-    digits = ".1f" if test["unit"] else ".3g"
-    parts = ["no run yet" if test["mean"] is None else f"{test['mean']:+{digits}}{unit}"]
-    if test["interval"] is not None:
-        low, high = test["interval"]
-        parts[0] += f" [{low:+{digits}}, {high:+{digits}}]"
-    elif test["values"] and len(test["values"]) > 1:
-        parts[0] += f" (by seed {', '.join(f'{value:.3g}' for value in test['values'])})"
-    if test["p_value"] is not None:
-        parts.append(f"p {test['p_value']:.2g}")
-    parts.append(f"wanted {test['side']} {test['threshold']:g}")
-    verdict = "" if test["verdict"] == "undecided" else f": {test['verdict']}"
-    return f"{what}: {', '.join(parts)}{verdict}"
+        where = place_title(places[test["place"]], list(places.values()))
+    low, high = test["interval"] or (None, None)
+    return Test(
+        what,
+        where,
+        test["mean"],
+        low,
+        high,
+        values=list(test["values"] or []),
+        p_value=test["p_value"],
+        side=test["side"],
+        threshold=test["threshold"],
+        unit=test["unit"] or "",
+        verdict=test["verdict"],
+    )
 
 
 def _sweeps(content: Json, rows: Mapping[str, Json], figure: Json) -> Iterator[Sweep]:

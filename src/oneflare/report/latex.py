@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from oneflare.report.story import Panel, Row, Story
@@ -9,14 +10,19 @@ from oneflare.report.story import Panel, Row, Story
 ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "±": r"$\pm$", "–": "--", "\N{NO-BREAK SPACE}": "~",
+    "±": r"$\pm$", "–": "--", "\N{NO-BREAK SPACE}": "~", "[": "{[}",
 }  # fmt: skip
 NOTHING = "--"
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX prints it."""
+    """Text as LaTeX prints it; a bracket is shielded, since after a line's end it would begin an option."""
     return "".join(ESCAPES.get(sign, sign) for sign in text)
+
+
+def escape_numbers(text: str) -> str:
+    """The same with real minus signs before numbers."""
+    return re.sub(r"(?<![\w-])-(?=\d)", lambda _: "$-$", escape(text))
 
 
 def latex(story: Story) -> str:
@@ -121,7 +127,12 @@ def _cost(panel: Panel) -> str:
 
 def _verdicts(story: Story) -> str:
     rows = [
-        [escape(verdict.name), escape(verdict.claim), escape(verdict.verdict), escape("; ".join(verdict.evidence))]
+        [
+            escape(verdict.name),
+            escape(verdict.claim),
+            escape(verdict.verdict),
+            escape_numbers("; ".join(verdict.evidence)),
+        ]
         for verdict in story.verdicts
     ]
     head = ["", "claim", "verdict", "evidence"]

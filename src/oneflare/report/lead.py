@@ -51,7 +51,7 @@ def of_panel(panel: Panel, first: Result) -> list[str]:
     rows = panel.main
     seeds = panel.seeds
     opening = (
-        f"{listed([row.label for row in rows])} {'were' if len(rows) > 1 else 'was'} trained on "
+        f"{listed([row.label for row in rows])} {'were' if len(rows) > 1 else 'was'} run on "
         f"{content['data']['name']}, {content['data']['train']:,} images split over "
         f"{_clients(content['partition']['clients'])}, with {_seeds(seeds)}; "
         "methods share each seed's partition, and each is fused by its own rule."
@@ -59,16 +59,11 @@ def of_panel(panel: Panel, first: Result) -> list[str]:
     return [opening, *winner(rows)]
 
 
-def of_study(
-    question: str, panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, seeds: int, missing: int
-) -> list[str]:
-    """The question, what was run, how the claims fared, who leads."""
+def of_study(panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, seeds: int, missing: int) -> list[str]:
+    """What was run, how the claims fared, who leads."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.labels))
     where = panels[0].title if len(panels) == 1 else f"{len(panels)} settings"
-    sentences = [
-        question,
-        f"{len(labels)} variants were run on {where} with {_seeds(seeds)} ({scale}); they share each seed's partition.",
-    ]
+    sentences = [f"{len(labels)} variants were run on {where} with {_seeds(seeds)}: {scale}."]
     if missing:
         sentences.append(f"{missing} of the runs are not there yet, so this is a preliminary page.")
     if verdicts:
@@ -108,9 +103,11 @@ def winner(rows: Sequence[Row]) -> list[str]:
         dict(zip(second.seeds, second.accuracies, strict=True)),
     )
     found = difference([ours[seed] - theirs[seed] for seed in shared])
+    both = best.fusion == second.fusion
+    ours_by, theirs_by = ("" if both or row.label == row.fusion else f" with {row.fusion}" for row in (best, second))
+    start = f"Fused by {best.fusion}, " if both else ""
     sentence = (
-        f"{best.label} with {best.fusion} leads with {reached}, {points(found.mean)} ahead of {second.label} "
-        f"with {second.fusion}"
+        f"{start}{best.label}{ours_by} leads with {reached}, {points(found.mean)} ahead of {second.label}{theirs_by}"
     )
     if found.interval is None:
         return [f"{sentence}; with one seed nobody can say whether that would repeat."]
@@ -149,7 +146,15 @@ def points(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    return f"{100 * value:+.1f}"
+    return f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `1 h 54 min`"""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _clients(number: int) -> str:

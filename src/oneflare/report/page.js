@@ -4,13 +4,20 @@ function leftOut() {
   byId("left-out").textContent = current().left_out.map((row) => `Client ${row.client} was left out: ${row.reason}.`).join(" ");
 }
 const WORDS = {
-  g_protos_std: "scale of the mean prototype", inter_client_proto_std: "prototype spread over clients", etf_distance: "distance to the simplex",
-  nc1: "NC1, spread within classes", nc2: "NC2, distance from equal angles", cka: "CKA between clients", parameter_variance: "parameter variance over clients",
+  inter_client_proto_std: ["prototype spread over clients", "how far clients disagree on where a class lies; 0: they agree"],
+  g_protos_std: ["scale of the mean prototype", "falls toward 0 when clients cancel each other out"],
+  etf_distance: ["distance to the simplex", "how far prototypes are from equally spread directions; 0: equally spread"],
+  nc1: ["spread within classes (NC1)", "against the spread between classes; 0: every class is one point"],
+  nc2: ["distance from equal angles (NC2)", "0: all pairs of classes at the same, widest angle"],
+  cka: ["likeness of clients' features (CKA)", "1: the same up to rotation; 0: unrelated"],
+  parameter_variance: ["variance of weights over clients", "how far training alone drove the networks apart"],
 };
 function diagnostics() {
-  const values = current().diagnostics || {};
-  byId("diagnostics").replaceChildren(...Object.entries(WORDS).filter(([key]) => typeof values[key] === "number").map(([key, text]) =>
-    make("div", {}, make("dt", {}, text), make("dd", { "data-value": values[key] }, String(+values[key].toPrecision(3))))));
+  const values = current().diagnostics || {}, body = byId("diagnostics");
+  if (!body) return;
+  body.replaceChildren(...Object.entries(WORDS).filter(([key]) => typeof values[key] === "number").map(([key, [name, meaning]]) =>
+    make("tr", {}, make("th", { scope: "row" }, name), make("td", { "data-value": values[key] }, String(+values[key].toPrecision(3))), make("td", { class: "text" }, meaning))));
+  byId("numbers").hidden = !body.children.length;
 }
 function clientChoices() {
   const select = byId("client"), run = current(), most = 500;
@@ -50,7 +57,29 @@ new ResizeObserver(() => {
   seen = document.body.clientWidth;
   requestAnimationFrame(() => redraw(Object.keys(figures)));
 }).observe(document.body);
+// A table that is wider than the page says so by a shadow, and can be scrolled by keyboard.
+function scrollers() {
+  for (const node of document.querySelectorAll(".wide")) {
+    const more = node.scrollWidth > node.clientWidth + 1;
+    if (more) node.tabIndex = 0; else node.removeAttribute("tabindex");
+    node.classList.toggle("more", more && node.scrollLeft + node.clientWidth < node.scrollWidth - 2);
+  }
+}
+document.querySelectorAll(".wide").forEach((node) => node.addEventListener("scroll", scrollers, { passive: true }));
+addEventListener("toggle", scrollers, true);
+new ResizeObserver(scrollers).observe(document.body);
+scrollers();
+// Paper: figures are drawn again at its width, so that their text keeps its size; settings are opened.
 let opened = [];
-addEventListener("beforeprint", () => { opened = [...document.querySelectorAll("details.configuration:not([open])")].slice(0, 12); opened.forEach((d) => { d.open = true; }); });
-addEventListener("afterprint", () => opened.forEach((d) => { d.open = false; }));
+addEventListener("beforeprint", () => {
+  document.body.classList.add("printing");
+  redraw(Object.keys(figures));
+  opened = [...document.querySelectorAll("details.rule:not([open]), details.configuration:not([open]):not(#runs)")];
+  opened.forEach((node) => { node.open = true; });
+});
+addEventListener("afterprint", () => {
+  opened.forEach((node) => { node.open = false; });
+  document.body.classList.remove("printing");
+  redraw(Object.keys(figures));
+});
 document.documentElement.dataset.ready = "yes";

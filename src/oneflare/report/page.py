@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from oneflare._version import __version__
 from oneflare.errors import RunError
 from oneflare.files import write_text
 from oneflare.report.collect import comparison_story, run_story
+from oneflare.report.forest import forest
 from oneflare.report.from_study import is_study, study_story
+from oneflare.report.settings import settings_of
 from oneflare.report.story import Story
+from oneflare.report.words import ABOUT, has_checkpoints, words_of
 from oneflare.stages import RunFiles, read_result
 from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
@@ -67,13 +71,19 @@ def render(story: Story) -> str:
 
     part = resources.files("oneflare.report").joinpath
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["signed"] = signed
+    parts = _parts(story)
     return environment.from_string(part("page.html.j2").read_text()).render(
         story=story,
-        sections=_sections(story),
+        sections=_sections(story, parts),
+        parts=parts,
+        about=ABOUT,
+        words=list(words_of(story)),
+        settings=settings_of(story.runs),
+        marks=forest([verdict.tests for verdict in story.verdicts]),
         signs=SIGNS,
         main_words="the study's main fusion" if story.kind == "study" else "the method's own fusion",
         show_all=len(story.panels) <= SHOW_ALL_PANELS,
-        has_lambdas=_has_lambdas(story),
         start=_first_to_show(story),
         version=__version__,
         data=Markup(json_for_html(story.to_dict())),
@@ -82,34 +92,44 @@ def render(story: Story) -> str:
     )
 
 
-def _sections(story: Story) -> list[tuple[str, str]]:
+def _sections(story: Story, parts: Mapping[str, bool]) -> list[tuple[str, str]]:
     """Anchors and their names in the order a reader asks."""
-    inside = [
-        ("clients", "Clients"),
-        ("lambda", "Lambda"),
-        ("geometry", "Geometry"),
-        ("classes", "Classes and calibration"),
+    found = [
+        ("verdicts", "Verdicts", bool(story.verdicts)),
+        ("comparison", "Fusions compared" if story.kind == "run" else "Methods compared", True),
+        ("log", "The research log", bool(story.log)),
+        ("checkpoints", "Over training", parts["checkpoints"]),
+        ("fusions", "Fusions and cost", True),
+        ("lambdas", "Lambda by method", parts["lambdas"]),
+        ("clients", "Clients", bool(story.runs)),
+        ("lambda", "Lambda by client", parts["lambda"]),
+        ("geometry", "Geometry", parts["geometry"]),
+        ("classes", "Classes and calibration", bool(story.runs)),
+        ("words", "Words used here", True),
+        ("provenance", "How it was made", True),
     ]
-    return [
-        *([("verdicts", "Verdicts")] if story.verdicts else []),
-        ("comparison", "Fusions compared" if story.kind == "run" else "Methods compared"),
-        *([("log", "The research log")] if story.log else []),
-        ("checkpoints", "Checkpoints"),
-        ("fusions", "Fusions and cost"),
-        *([("lambdas", "Lambda by method")] if _has_lambdas(story) else []),
-        *(inside if story.runs else []),
-        ("provenance", "How it was made"),
-    ]
+    return [(anchor, name) for anchor, name, there in found if there]
 
 
-def _has_lambdas(story: Story) -> bool:
-    """A run shows its clients' lambda; several methods also show theirs against each other."""
-    return story.kind != "run" and any(panel.lambdas for panel in story.panels)
+def _parts(story: Story) -> dict[str, bool]:
+    """Sections that have something to show; a run shows its clients' lambda, several methods also theirs."""
+    return {
+        "checkpoints": has_checkpoints(story),
+        "lambdas": story.kind != "run" and any(panel.lambdas for panel in story.panels),
+        "lambda": any(run["lambda"] is not None for run in story.runs),
+        "geometry": any(run["geometry"] is not None for run in story.runs),
+    }
 
 
 def _first_to_show(story: Story) -> int:
-    """The run to open: the first that has a lambda to look at."""
-    return next((number for number, run in enumerate(story.runs) if run["lambda"] is not None), 0)
+    """The run to open: the first whose lambda has a valve, else the first that has a lambda to look at."""
+    pulled = [number for number, run in enumerate(story.runs) if run["lambda"] is not None]
+    return next((number for number in pulled if story.runs[number]["lambda"]["bound"]), pulled[0] if pulled else 0)
+
+
+def signed(value: float, digits: str = ".1f") -> str:
+    """With its sign, a minus as wide as the plus."""
+    return f"{value:+{digits}}".replace("-", "\N{MINUS SIGN}")
 
 
 def json_for_html(value: Any) -> str:

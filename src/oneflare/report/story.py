@@ -12,16 +12,59 @@ from oneflare.study.inference import Difference
 
 
 @dataclass(frozen=True)
+class Test:
+    """One number that a claim stands or falls with, in its unit."""
+
+    what: str
+    where: str
+    """the setting; empty where there is only one"""
+    mean: float | None
+    """None while no run is there"""
+    low: float | None
+    high: float | None
+    values: list[float]
+    """by seed"""
+    p_value: float | None
+    side: Literal["above", "below"]
+    threshold: float
+    unit: str
+    verdict: Literal["confirmed", "refuted", "undecided"]
+
+    @property
+    def digits(self) -> str:
+        return ".1f" if self.unit else ".3g"
+
+    @property
+    def line(self) -> str:
+        """`FLARE against FAFI (cifar10, alpha 0.05): +1.2 points [-0.4, +2.9], p 0.08, wanted above 0`"""
+        what = f"{self.what} ({self.where})" if self.where else self.what
+        parts = ["no run yet" if self.mean is None else f"{self.mean:+{self.digits}} {self.unit}".strip()]
+        if self.low is not None and self.high is not None:
+            parts[0] += f" [{self.low:+{self.digits}}, {self.high:+{self.digits}}]"
+        elif len(self.values) > 1:
+            parts[0] += f" (by seed {', '.join(f'{value:.3g}' for value in self.values)})"
+        if self.p_value is not None:
+            parts.append(f"p {self.p_value:.2g}")
+        parts.append(f"wanted {self.side} {self.threshold:g}")
+        verdict = "" if self.verdict == "undecided" else f": {self.verdict}"
+        return f"{what}: {', '.join(parts)}{verdict}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """One claim, tested."""
 
     name: str
     claim: str
     verdict: Literal["confirmed", "refuted", "undecided"]
-    evidence: list[str]
-    """a line per test"""
+    tests: list[Test]
     reference: str = ""
     """what the research log reports, with its settings; never mixed with ours"""
+
+    @property
+    def evidence(self) -> list[str]:
+        """a line per test"""
+        return [test.line for test in self.tests]
 
 
 @dataclass(frozen=True)
@@ -162,6 +205,9 @@ class Story:
     provenance: dict[str, str] = field(default_factory=dict)
     """of the whole, beside that of single runs"""
     note: str = ""
+    question: str = ""
+    methods: dict[str, str] = field(default_factory=dict)
+    """the name of the recipe by label"""
 
     @property
     def labels(self) -> list[str]:
