@@ -49,6 +49,7 @@ wheel: $(STAMP)
 	build/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
 	build/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build/wheel/*.whl
 	cd build/wheel && env/bin/oneflare compare fedavg fafi flare --seeds 1 --out demo
+	cd build/wheel && env/bin/oneflare study table2 --scale smoke --dry-run && env/bin/oneflare report demo
 
 # every code block of the documentation, and every example
 examples: $(STAMP)

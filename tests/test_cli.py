@@ -28,16 +28,45 @@ def oneflare(*words: str, cwd: Path, **environment: str) -> subprocess.Completed
     )
 
 
+def every_command(group=None, words=()):
+    import typer
+
+    from oneflare.cli.main import app
+
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, (*words, name))
+        else:
+            yield (*words, name), command
+
+
 def test_help_and_version(tmp_path):
     listing = oneflare("--help", cwd=tmp_path)
     assert listing.returncode == 0
-    for command in ("run", "compare", "fuse", "report", "methods", "explain", "schedule", "lambda", "study"):
-        assert command in listing.stdout
-        page = oneflare(command, "--help", cwd=tmp_path)
-        assert page.returncode == 0
-        if command != "methods":
-            assert "Example" in page.stdout
+    for words, _ in every_command():
+        assert words[0] in listing.stdout
+    page = oneflare("fuse", "--help", cwd=tmp_path)
+    assert page.returncode == 0
+    assert "oneflare fuse runs/demo --all" in page.stdout
+    assert "Folders of finished runs, or a comparison" in page.stdout
     assert oneflare("--version", cwd=tmp_path).stdout.startswith("oneflare 0.")
+
+
+def test_every_command_has_examples_that_parse_help_for_arguments_and_the_common_options():
+    import shlex
+
+    for words, command in every_command():
+        lines = [line.strip() for line in (command.help or "").splitlines()]
+        examples = [line for line in lines if line.startswith(("oneflare " + " ".join(words) + " ",))]
+        examples += [line for line in lines if line == "oneflare " + " ".join(words)]
+        assert examples, words
+        for example in examples:
+            given = shlex.split(example.split(" > ")[0])[1 + len(words) :]
+            command.make_context(words[-1], given)  # raises where an option or argument is not right
+        for parameter in command.params:
+            assert parameter.help, (words, parameter.name)
+        flags = {flag for parameter in command.params for flag in parameter.opts}
+        assert {"--quiet", "-q", "--verbose", "-v"} <= flags, words
 
 
 def test_starting_imports_nothing_heavy(tmp_path):
@@ -55,14 +84,15 @@ def test_training_does_not_load_the_compiler(tmp_path):
     words = [*TINY_WORDS, "epochs=1", "workers=1"]
     code = (
         f"import sys, oneflare; oneflare.run(*{words}, out='run'); "
-        "print(sorted({'torch._dynamo', 'sklearn', 'pyarrow', 'matplotlib', 'datasets'} & set(sys.modules)))"
+        "heavy = {'torch._dynamo', 'sklearn', 'scipy', 'sympy', 'pyarrow', 'matplotlib', 'datasets'}; "
+        "print(sorted(heavy & set(sys.modules)))"
     )
     outcome = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert outcome.stdout.strip() == "[]", outcome.stderr
 
 
 def test_listing_methods_does_not_load_torch(tmp_path):
-    code = "import sys; from oneflare.cli import commands; commands.methods(); assert 'torch' not in sys.modules"
+    code = "import sys; from oneflare.cli import parts; parts.methods(); assert 'torch' not in sys.modules"
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert outcome.returncode == 0, outcome.stderr
     for name in ("fedavg", "ensemble", "fafi", "drcl", "etf_annealed", "flare", "V14", "V7"):
@@ -107,6 +137,27 @@ def test_yaml_file_and_overrides(tmp_path):
     assert (content["method"], content["epochs"], content["partition"]["alpha"]) == ("fafi", 2, 0.3)
 
 
+def test_a_narrow_terminal_loses_no_name_and_no_figure():
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from oneflare.cli.show import fitted
+
+    table = Table()
+    for name in ("fusion", "accuracy %", "balanced %", "worst class %", "calibration error %", "passes", "parameters"):
+        table.add_column(name)
+    table.add_row("count_prototypes *", "11.1", "11.2", "0.0", "12.4", "2", "154,850")
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console.print(fitted(console, table))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert "count_prototypes *" in shown
+    assert "154,850" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_compare_pairs_methods_over_seeds(tmp_path):
     outcome = oneflare("compare", "fedavg", "fafi", *TINY_WORDS, "--seeds", "2", "--out", "c", "--json", cwd=tmp_path)
     assert outcome.returncode == 0, outcome.stderr
@@ -142,20 +193,82 @@ def test_compare_pairs_methods_over_seeds(tmp_path):
         (["schedule", "cosine", "--out", "curve.txt"], "ends in .png, .pdf, .svg"),
         (["lambda", "nowhere"], "is not a run folder"),
         (["study", "lamda"], "did you mean 'lambda'"),
+        (["rnu"], "no such command 'rnu'. Did you mean 'run'? (see oneflare --help)"),
+        (["run", "--jsn"], "(see oneflare run --help)"),
+        (["compare", "fafi", "--seeds", "0"], "not in the range"),
+        (["server", "admit"], "missing argument 'FEDERATION'"),
+        (["study", "junk.yaml"], "junk.yaml is not valid YAML"),
+        (["run", "--config", "junk.yaml"], "junk.yaml is not valid YAML"),
+        (["server", "init", "new", "--classes", "junk.yaml"], "is not a text file with one name per line"),
+        (["predict", "junk.yaml", "x.png"], "is not a OneFlare model, or is damaged"),
+        (["compare", "fafi", "--out", "a-run"], "is the folder of one run"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words, message, tmp_path):
+    (tmp_path / "junk.yaml").write_bytes(bytes(range(128, 256)))
+    (tmp_path / "a-run").mkdir()
+    (tmp_path / "a-run" / "experiment.yaml").touch()
     outcome = oneflare(*words, cwd=tmp_path)
     assert outcome.returncode == 2
     assert outcome.stdout == ""
-    lines = [line for line in outcome.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert "Traceback" not in outcome.stderr
+    *before, line = outcome.stderr.splitlines()
+    assert before in ([], ["reading data"])
+    assert line.startswith("error: ")
+    assert message in line
 
 
-def test_unknown_options_exit_with_code_2(tmp_path):
-    assert oneflare("run", "--nonsense", cwd=tmp_path).returncode == 2
+@pytest.mark.parametrize("words", [["-q", "schedule", "cosine"], ["schedule", "cosine", "--quiet"]])
+def test_quiet_before_and_after_the_command(words, tmp_path):
+    outcome = oneflare(*words, cwd=tmp_path)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
+    assert (tmp_path / "schedule.png").exists()
+
+
+def test_verbose_after_the_command(tmp_path):
+    assert "Traceback" in oneflare("run", "alpah=1", "--verbose", cwd=tmp_path).stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    process = subprocess.Popen([*COMMAND, "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    process.stdout.close()
+    complaint = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() in (0, 1)
+    assert complaint == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("oneflare run method=fl", {"method=flare", "method=flare_analytic", "method=floor"}),
+        ("oneflare run method = fl", {"flare", "flare_analytic", "floor"}),
+        ("oneflare run data =", {"digits", "cifar10", "cifar100", "svhn", "tiny-imagenet", "folder"}),
+        ("oneflare compare etf", {"etf_annealed"}),
+        ("oneflare explain etf", {"etf_annealed"}),
+        ("oneflare fuse runs/demo --fusion iffi", {"iffi", "iffi_released"}),
+        ("oneflare study table", {"table1", "table2", "table3"}),
+    ],
+)
+def test_the_shell_completes_names_without_torch(words, expected):
+    code = "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); "
+    code += "from oneflare.cli.main import main; main()"
+    asked = {"_ONEFLARE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+    assert set(outcome.stdout.split()) == expected | {"False"}, outcome.stderr
+
+
+def test_completed_names_are_those_that_are_registered():
+    from oneflare.cli.names import ROOMS, registered
+    from oneflare.cli.parts import named_parts
+
+    kinds = {
+        "fusion": "FUSIONS", "data set": "SOURCES", "encoder": "ENCODERS", "controller": "CONTROLLERS",
+        "feature map": "FEATURE_MAPS", "anchors": "ANCHORS", "partition": "PARTITIONS", "schedule": "SCHEDULES",
+    }  # fmt: skip
+    assert set(kinds.values()) == set(ROOMS)
+    ours = [row for row in named_parts() if row["module"].startswith("oneflare.")]
+    for kind, registry in kinds.items():
+        assert registered(registry) == tuple(row["name"] for row in ours if row["kind"] == kind)
 
 
 def wait_for(condition, seconds: float = 60) -> None:
@@ -190,7 +303,8 @@ def test_killed_in_the_middle_of_a_client_and_started_again(tmp_path, workers):
     assert not list((tmp_path / "run").rglob("*.partial"))
 
 
-def test_sigterm_stops_cleanly_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_cleanly_and_says_how_to_go_on(tmp_path, number, code):
     process = subprocess.Popen(
         [*COMMAND, "run", *LONG_WORDS, "epochs=400"],
         cwd=tmp_path,
@@ -199,9 +313,9 @@ def test_sigterm_stops_cleanly_and_says_how_to_go_on(tmp_path):
         text=True,
     )
     wait_for(lambda: list(tmp_path.glob("run/clients/*/checkpoint/state.safetensors")))
-    process.terminate()
+    process.send_signal(number)
     _, complaint = process.communicate(timeout=30)
-    assert process.returncode == 143
+    assert process.returncode == code
     assert "run the same command again to go on" in complaint
     assert "Traceback" not in complaint
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,22 @@ def installed(tmp_path_factory):
     return folder / "env" / "bin"
 
 
+def test_the_wheel_holds_what_is_not_python(installed):
+    (wheel,) = installed.parent.parent.glob("oneflare-*.whl")
+    listed = set(zipfile.ZipFile(wheel).namelist())
+    source = ROOT / "src"
+    data = {
+        str(path.relative_to(source))
+        for path in (source / "oneflare").rglob("*")
+        if path.is_file() and path.suffix not in (".pyc", ".py")
+    }
+    assert "oneflare/py.typed" in data
+    assert "oneflare/study/declared/table2.yaml" in data
+    assert any(name.startswith("oneflare/assets/") for name in data)
+    assert data <= listed
+    assert not [name for name in listed if name.startswith(("tests", "benchmarks"))]
+
+
 def test_the_wheel_runs_the_demo_without_the_repository(installed, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     where = run(installed / "python", "-c", "import oneflare; print(oneflare.__file__)", cwd=tmp_path, env=environment)
@@ -41,6 +58,8 @@ def test_the_wheel_runs_the_demo_without_the_repository(installed, tmp_path):
     shown = run(installed / "oneflare", *words, cwd=tmp_path, env=environment)
     assert "flare" in shown
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
+    words = ("study", "table2", "--scale", "smoke", "--dry-run")
+    assert "cells, 0 done" in run(installed / "oneflare", *words, cwd=tmp_path, env=environment)
 
 
 def test_the_version_has_one_place():

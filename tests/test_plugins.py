@@ -59,6 +59,114 @@ def test_a_module_of_the_user_adds_encoder_fusion_and_method(tmp_path):
     assert content["encoder"]["name"] == "flat"
     again = oneflare(tmp_path, "fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts")
     assert again.returncode == 0, again.stderr
+    listed = json.loads(oneflare(tmp_path, "--plugin", "parts", "methods", "--json").stdout)
+    own = {(row["kind"], row["name"]) for row in listed if row.get("module") == "parts"}
+    assert own == {("encoder", "flat"), ("fusion", "mine")}
+    without = oneflare(tmp_path, "fuse", "run", "--fusion", "iffi")
+    assert without.returncode == 2
+    (line,) = without.stderr.splitlines()
+    assert "run was made with the plugin parts, which is not loaded; oneflare --plugin parts" in line
+
+
+SPAWNED = """
+import sys, types
+import oneflare.engine.local as local
+local.sys = types.SimpleNamespace(platform="another")   # where workers are spawned
+import oneflare
+if __name__ == "__main__":
+    result = oneflare.run(method="own", epochs=1, clients=2, workers=2, out="run", data={"train_size": 64})
+    print(result.headline)
+"""
+
+
+def test_spawned_workers_know_the_parts(tmp_path):
+    import os
+
+    (tmp_path / "parts.py").write_text(MODULE)
+    (tmp_path / "script.py").write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "ONEFLARE_PLUGINS": "parts"},
+    )  # fmt: skip
+    assert done.stdout.strip() == "mine", done.stderr
+
+
+def test_broken_parts_are_told_what_they_break():
+    from torch import nn
+
+    from oneflare.data.sources import SOURCES
+    from oneflare.errors import OneFlareError
+    from oneflare.fusion.base import FUSIONS
+    from oneflare.methods import METHODS, Method, register
+    from oneflare.nn.encoders import ENCODERS
+    from oneflare.nn.feature_maps import FEATURE_MAPS
+    from oneflare.objective import CONTROLLERS, Controller
+    from oneflare.testing import (
+        check_controller,
+        check_encoder,
+        check_feature_map,
+        check_fusion,
+        check_method,
+        check_source,
+    )
+
+    class Away(Controller):
+        def loss(self, local, align, progress):
+            return local - 5 * align
+
+    class Number(Controller):
+        def loss(self, local, align, progress):
+            return 3.0
+
+    class Images(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+
+        def forward(self, x):
+            return x
+
+    class Dice:
+        dim = 3
+
+        def __init__(self, channels, size):
+            pass
+
+        def __call__(self, images):
+            import torch
+
+            return torch.rand(len(images), 3)
+
+    def nothing(config):
+        return None
+
+    class NoFusion:
+        pass
+
+    cases = [
+        (CONTROLLERS, Away, check_controller, "alignment counts -5 times the local loss, but 0 is recorded"),
+        (CONTROLLERS, Number, check_controller, "loss() returns float, not a tensor"),
+        (CONTROLLERS, NoFusion, check_controller, "is not a Controller; derive it from"),
+        (ENCODERS, Images, check_encoder, "must return features of shape (batch, d)"),
+        (FEATURE_MAPS, Dice, check_feature_map, "two maps with one seed give different features"),
+        (SOURCES, nothing, check_source, "returns NoneType, not an oneflare.Dataset"),
+        (FUSIONS, NoFusion, check_fusion, "is not a Fusion; derive it from"),
+    ]
+    for registry, part, check, message in cases:
+        if registry is CONTROLLERS and part is NoFusion:
+            part = type("NoController", (), {"__init__": lambda self, facts: None})
+        registry.register("broken")(part)
+        try:
+            with pytest.raises((AssertionError, OneFlareError)) as caught:
+                check("broken")
+            assert message in str(caught.value)
+        finally:
+            del registry._entries["broken"]
+    register(Method("broken", "names a fusion that is not there", "mine", {"fusions": ["nothing"]}))
+    try:
+        with pytest.raises(OneFlareError, match="unknown fusion 'nothing'"):
+            check_method("broken")
+    finally:
+        del METHODS["broken"]
 
 
 @pytest.mark.parametrize(

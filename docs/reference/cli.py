@@ -15,6 +15,12 @@ def page() -> str:
 
     lines = ["# Command line", "", "Made from the commands' own help; `oneflare COMMAND --help` prints the same.", ""]
     lines += [" ".join(str(app.info.epilog).split()), ""]
+    lines += [
+        "Before any command: `--plugin MODULE` imports parts of your own, `--version`. Before or after it: `--quiet` "
+        "(no progress, no remarks), `--verbose` (where an error was raised). `oneflare --install-completion` lets the "
+        "shell complete commands, options and the names of methods, fusions, data sets and studies.",
+        "",
+    ]
     root = typer.main.get_command(app)
     lines += _commands(root, "oneflare")
     return "\n".join(lines).rstrip() + "\n"
@@ -36,7 +42,7 @@ def _commands(group: Any, prefix: str) -> list[str]:
         rows = [
             f"| {_words(p)} | {' '.join((getattr(p, 'help', '') or '').split()).replace('|', chr(92) + '|')} |"
             for p in command.params
-            if p.name != "help"
+            if p.name not in ("help", "verbose")
         ]
         lines += ["| | |", "|---|---|", *rows, ""] if rows else []
     return lines

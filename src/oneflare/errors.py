@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class OneFlareError(Exception):
-    """Anything the user can put right; the command line prints it as one line and exits with code 2."""
+    """Anything the user can put right; the command line prints it as one line and exits with its code."""
+
+    exit_code = 2
 
 
 class ConfigError(OneFlareError):
@@ -28,6 +30,12 @@ class TrainingError(OneFlareError):
 
 class RunError(OneFlareError):
     """A run folder that is in use, incomplete, or belongs to another experiment."""
+
+
+class WorkError(RunError):
+    """Input was right, and part of the work failed all the same."""
+
+    exit_code = 1
 
 
 class InUseError(RunError):

@@ -71,6 +71,7 @@ class RunFiles:
         self.diagnostics = folder / "diagnostics.json"
         self.report = folder / "report.html"
         self.bank = folder / "public_bank.safetensors"
+        self.plugins = folder / "plugins.json"
 
     def client(self, client: int) -> ClientFiles:
         return ClientFiles(self.folder / "clients" / f"{client:03d}")
@@ -186,11 +187,6 @@ class Federation:
         together = 1 if alone else train.cohort
         groups = cohorts(sizes, self.dataset.image.size, together)
 
-        def work(group: list[int], report: Any) -> list[ClientSummary]:
-            jobs = [self.job(client) for client in group]
-            data = [self.client_data(client) for client in group]
-            return train_cohort(jobs, data, lambda client, epoch, row: report((client, epoch, row)))
-
         def seen(group: list[int], message: tuple[int, int, dict[str, float]]) -> None:
             del group
             client, epoch, row = message
@@ -201,8 +197,14 @@ class Federation:
             for summary in summaries:
                 self._announce(summary, observer)
 
-        results = map_tasks(work, groups, workers=self.workers, on_report=seen, on_result=done)
+        results = map_tasks(self._train_group, groups, workers=self.workers, on_report=seen, on_result=done)
         return sorted((summary for group in results for summary in group), key=lambda summary: summary.client)
+
+    def _train_group(self, group: list[int], report: Any) -> list[ClientSummary]:
+        """A method, not a closure: where workers are spawned it is pickled."""
+        jobs = [self.job(client) for client in group]
+        data = [self.client_data(client) for client in group]
+        return train_cohort(jobs, data, lambda client, epoch, row: report((client, epoch, row)))
 
     def teach(self, observer: Observer) -> None:
         """The teacher's view of the public images, where clients are to have it; kept, so that a rerun finds it."""
@@ -271,7 +273,7 @@ class Federation:
             partial(self._diagnose, uploads),
         ]
         outcomes = map_tasks(
-            lambda task, report: task(report),
+            _call,
             tasks,
             workers=self.workers,
             on_report=lambda _, message: observer.fusion_step(*message),
@@ -429,3 +431,7 @@ def _own_peak_bytes(unit: int) -> int:
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration):
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _call(task: Callable[[Any], dict[str, Any]], report: Any) -> dict[str, Any]:
+    return task(report)

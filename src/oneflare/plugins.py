@@ -27,6 +27,11 @@ def name_plugins(names: list[str]) -> None:
         os.environ[VARIABLE] = ",".join(dict.fromkeys([*known, *names]))
 
 
+def loaded_plugins() -> list[str]:
+    """The modules that were imported as plugins."""
+    return sorted(name for name in _loaded if name)
+
+
 def load_plugins() -> None:
     """Import every named module once; files of the working folder count."""
     wanted = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]

@@ -22,6 +22,7 @@ from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
+from oneflare.plugins import loaded_plugins
 
 __all__ = [
     "Observer",
@@ -209,7 +210,23 @@ def read_experiment(folder: Path) -> Experiment:
     path = RunFiles(folder).experiment
     if not path.exists():
         raise RunError(f"{folder} is not a run folder (no experiment.yaml)")
-    return resolve(read_yaml(path))
+    try:
+        return resolve(read_yaml(path))
+    except ConfigError:
+        missing = _missing_plugins(RunFiles(folder))
+        if not missing:
+            raise
+        names = ",".join(missing)
+        raise RunError(
+            f"{folder} was made with the plugin {names}, which is not loaded; "
+            f"oneflare --plugin {missing[0]} ..., or set ONEFLARE_PLUGINS={names}"
+        ) from None
+
+
+def _missing_plugins(files: RunFiles) -> list[str]:
+    """What the run was made with and this process has not imported."""
+    used = read_json(files.plugins) if files.plugins.exists() else []
+    return [str(name) for name in used if name not in loaded_plugins()]
 
 
 def read_result(folder: Path) -> Result:
@@ -224,10 +241,12 @@ def read_result(folder: Path) -> Result:
 def claim_folder(files: RunFiles, experiment: Experiment) -> None:
     """A folder belongs to one experiment; only the list of fusions may grow."""
     if files.experiment.exists():
-        old = resolve(read_yaml(files.experiment))
+        old = read_experiment(files.folder)
         if old.training_digest() != experiment.training_digest():
             place = _first_difference(old.model_dump(mode="json"), experiment.model_dump(mode="json"))
             raise RunError(f"{files.folder} holds another experiment ({place}); choose another --out")
+    if loaded_plugins():
+        write_json(files.plugins, loaded_plugins())
     write_text(files.experiment, experiment.to_yaml())
 
 

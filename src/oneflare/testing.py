@@ -21,10 +21,12 @@ from torch import Tensor
 
 from oneflare.config import DataConfig
 from oneflare.data import Dataset, load
-from oneflare.fusion import FUSIONS, UploadSet, build_fusion, load_model
+from oneflare.data.sources import SOURCES
+from oneflare.fusion import FUSIONS, GlobalModel, UploadSet, build_fusion, load_model
+from oneflare.fusion.base import Fusion
 from oneflare.nn import build_encoder, build_feature_map, encoder_spec, initial_network
 from oneflare.nn.encoders import feature_dim
-from oneflare.objective import CONTROLLERS, ClientFacts, build_controller
+from oneflare.objective import CONTROLLERS, ClientFacts, Controller, build_controller
 
 LOSSES = ((2.3, 0.4), (1.1, 0.2), (0.5, 0.05), (0.2, 1e-3), (0.1, 1e-6))
 """(local, align) as training brings them down"""
@@ -32,10 +34,11 @@ TINY_DATA: dict[str, Any] = {"name": "digits", "train_size": 160, "test_size": 4
 
 
 def check_controller(name: str, **options: Any) -> None:
-    """Finite losses with a gradient, lambda >= 0 in every trace, state that resumes bit for bit."""
+    """Finite losses with a gradient, lambda >= 0 in every trace and as recorded, state that resumes bit for bit."""
     spec = CONTROLLERS.complete({"name": name, **options})
     facts = ClientFacts((5, 0, 12))
     one, other = build_controller(spec, facts), build_controller(spec, facts)
+    _require(isinstance(one, Controller), f"{name}: is not a Controller; derive it from oneflare.objective.Controller")
     steps = [(local, align, index / (3 * len(LOSSES))) for index, (local, align) in enumerate(LOSSES * 3)]
     for index, (local, align, progress) in enumerate(steps):
         if index == len(steps) // 2:
@@ -52,13 +55,20 @@ def check_controller(name: str, **options: Any) -> None:
 
 
 def _step(controller: Any, name: str, local: float, align: float, progress: float) -> None:
-    weight = torch.ones((), requires_grad=True)
-    loss = controller.loss(local * weight, align * weight, progress)
+    losses = torch.tensor(local, requires_grad=True), torch.tensor(align, requires_grad=True)
+    loss = controller.loss(*losses, progress)
+    _require(isinstance(loss, Tensor), f"{name}: loss() returns {type(loss).__name__}, not a tensor")
     _require(loss.shape == () and bool(torch.isfinite(loss)), f"{name}: loss is not one finite number ({loss})")
+    _require(loss.requires_grad, f"{name}: the loss does not reach the weights")
     loss.backward()
-    _require(weight.grad is not None, f"{name}: the loss does not reach the weights")
-    assert weight.grad is not None
-    _require(float(weight.grad) >= local * 1e-9, f"{name}: the weights' gradient fell to {float(weight.grad)}")
+    on_local, on_align = (0.0 if part.grad is None else float(part.grad) for part in losses)
+    _require(on_local >= 1e-9, f"{name}: the local loss counts {on_local:g} times; it must count")
+    effective = float(controller.trace()["lambda_effective"])
+    _require(
+        math.isclose(on_align / on_local, effective, rel_tol=1e-3, abs_tol=1e-6),
+        f"{name}: alignment counts {on_align / on_local:g} times the local loss, but {effective:g} is recorded; "
+        "call self.record(raw, effective) with what loss() uses",
+    )
     controller.step()
 
 
@@ -112,6 +122,8 @@ def check_feature_map(name: str, *, channels: int = 3, size: int = 16, **options
 def check_source(name: str, **options: Any) -> Dataset:
     """Images and labels of one shape and range, every class known, the same rows for the same seed."""
     config = DataConfig(name=name, **options)
+    made = SOURCES.build({"name": name}, config)
+    _require(isinstance(made, Dataset), f"{name}: returns {type(made).__name__}, not an oneflare.Dataset")
     dataset, again = load(config), load(config)
     for part, split in (("train", dataset.train), ("test", dataset.test)):
         wanted = (dataset.image.channels, dataset.image.size, dataset.image.size)
@@ -139,10 +151,14 @@ def check_fusion(name: str, *, settings: dict[str, Any] | None = None, **options
     settings: what the uploads of the fusion need beside the defaults, for example {"upload.evidence": ["moments"]}
     """
     spec = FUSIONS.complete({"name": name, **options})
+    _require(
+        isinstance(build_fusion(spec), Fusion), f"{name}: is not a Fusion; derive it from oneflare.fusion.base.Fusion"
+    )
     images = load(DataConfig(**TINY_DATA)).test.images
     with tempfile.TemporaryDirectory() as folder:
         uploads = tiny_uploads(Path(folder), settings)
         model = build_fusion(spec).fuse(uploads)
+        _require(isinstance(model, GlobalModel), f"{name}: fuse() returns {type(model).__name__}, not a GlobalModel")
         logits = model.logits(images)
         _require(logits.shape == (len(images), len(uploads.contract.classes)), f"{name}: logits {tuple(logits.shape)}")
         _require(bool(torch.isfinite(logits).all()), f"{name}: logits are not finite")

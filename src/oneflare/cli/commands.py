@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from oneflare.cli import names
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -14,6 +16,7 @@ Overrides = Annotated[
         help="Settings. Short forms: data= alpha= clients= method= epochs= seed= encoder=; "
         "everything else dotted, e.g. train.lr=0.05 partition.kind=iid.",
         show_default=False,
+        autocompletion=names.complete_settings,
     ),
 ]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")]
@@ -22,7 +25,7 @@ Out = Annotated[
     typer.Option("--out", "-o", help="Folder for the files; default: runs/NAME, derived from the settings."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; files and --json as always.")]
 Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="Log to tensorboard or mlflow as it runs (extra `track`); repeatable."),
@@ -72,7 +75,11 @@ def run(
 def compare(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD... [KEY=VALUE]...", help="Methods by name, then settings they share."),
+        typer.Argument(
+            metavar="METHOD... [KEY=VALUE]...",
+            help="Methods by name, then settings they share.",
+            autocompletion=names.complete_comparison,
+        ),
     ],
     seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Seeds per method, 0 to n-1.")] = 3,
     config: Config = None,
@@ -100,6 +107,8 @@ def compare(
     methods = [word for word in words if "=" not in word]
     layers = [read_yaml(config)] if config else []
     layers.append(parse_overrides(word for word in words if "=" in word))
+    if out is not None and (out / "experiment.yaml").exists():
+        raise ConfigError(f"--out {out} is the folder of one run; choose another for the comparison")
     for key in ("method", "seed"):
         if any(key in layer for layer in layers):
             raise ConfigError(f"{key}= is what compare varies; name methods first and use --seeds")
@@ -111,19 +120,6 @@ def compare(
     elif not quiet:
         show.comparison(comparison)
         show.line(f"report: {page}")
-
-
-def methods(json: Json = False) -> None:
-    """List the methods with the research log's version numbers."""
-    from oneflare.cli import show
-    from oneflare.methods import METHODS
-    from oneflare.plugins import load_plugins
-
-    load_plugins()
-    if json:
-        show.as_json([{"name": m.name, "version": m.version, "summary": m.summary} for m in METHODS.values()])
-    else:
-        show.methods(METHODS.values())
 
 
 def bench(
@@ -153,6 +149,6 @@ def bench(
         show.as_json(content)
     else:
         show.bench(content["machine"], targets)
-        show.line(f"figures: {out}, curves: {out.with_suffix('.png')}")
+        show.done(f"figures: {out}, curves: {out.with_suffix('.png')}")
     if strict and not all(target.held for target in targets):
         raise typer.Exit(1)

@@ -81,16 +81,16 @@ def init(
         show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size})
         return
     until = f" until {charter.deadline:%Y-%m-%d %H:%M %Z}" if charter.deadline else ""
-    show.line(f"wrote {path}: {len(charter.classes)} classes, method {charter.terms.method}")
-    show.line(f"fingerprint {short(charter.fingerprint)}: read it to members by another road than the file")
-    show.line(f"\nSend {path} to every member, and nothing else. A member runs:")
-    show.line("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
-    show.line("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
-    show.line(f"and returns NAME.safetensors (about {_size(size)}){until}, by any road. You run:")
-    show.line(f"  oneflare server admit {folder} NAME NAME.pub          # for each key that arrives")
-    show.line(f"  oneflare server fuse {folder} --uploads FOLDER")
+    show.done(f"wrote {path}: {len(charter.classes)} classes, method {charter.terms.method}")
+    show.done(f"fingerprint {short(charter.fingerprint)}: read it to members by another road than the file")
+    show.done(f"\nSend {path} to every member, and nothing else. A member runs:")
+    show.done("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
+    show.done("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
+    show.done(f"and returns NAME.safetensors (about {_size(size)}){until}, by any road. You run:")
+    show.done(f"  oneflare server admit {folder} NAME NAME.pub          # for each key that arrives")
+    show.done(f"  oneflare server fuse {folder} --uploads FOLDER")
     if not charter.members:
-        show.line("No member is named yet: until one is, anybody's upload counts.")
+        show.done("No member is named yet: until one is, anybody's upload counts.")
 
 
 @server.command("admit")
@@ -116,7 +116,7 @@ def admit(
     changed = revised(charter, members=members)
     changed.write(folder / FILE)
     how = "without a key: whoever uses this name is believed" if key is None else f"with key {members[name]}"
-    show.line(f"admitted {name} {how}; members: {', '.join(changed.members)}")
+    show.done(f"admitted {name} {how}; members: {', '.join(changed.members)}")
 
 
 @server.command("fuse")
@@ -190,8 +190,8 @@ def keygen(
 
     private, public = (out / f"{check_name(name)}.{ending}" for ending in ("key", "pub"))
     key = generate(private, public)
-    show.line(f"{private}: your private key. Keep it, copy it to nobody; only you can read the file.")
-    show.line(f"{public}: send this to the coordinator: {key.public}")
+    show.done(f"{private}: your private key. Keep it, copy it to nobody; only you can read the file.")
+    show.done(f"{public}: send this to the coordinator: {key.public}")
 
 
 @client.command("train")
@@ -293,7 +293,10 @@ def _class_names(text: str) -> list[str]:
     if path.is_dir():
         return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
     if path.is_file():
-        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        try:
+            return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError:
+            raise ConfigError(f"--classes {path}: is not a text file with one name per line") from None
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

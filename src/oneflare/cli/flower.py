@@ -33,7 +33,7 @@ def init(
     from oneflare.flower_app.template import write_app
 
     path = write_app(folder, federation, min_members)
-    show.line(f"wrote {path}; start the SuperLink and the members' SuperNodes, then: flwr run {folder} CONNECTION")
+    show.done(f"wrote {path}; start the SuperLink and the members' SuperNodes, then: flwr run {folder} CONNECTION")
 
 
 @flower.command("certificates")
@@ -55,10 +55,10 @@ def certificates(
     from oneflare.flower_app.certificates import DAYS, make_certificates
 
     files = make_certificates(folder, host or ["127.0.0.1", "localhost"], node or [])
-    show.line(f"{files.authority}: the CA, for every SuperNode and for `flwr`")
-    show.line(f"{files.certificate}, {files.key}: for the SuperLink, valid {DAYS} days")
+    show.done(f"{files.authority}: the CA, for every SuperNode and for `flwr`")
+    show.done(f"{files.certificate}, {files.key}: for the SuperLink, valid {DAYS} days")
     for name in node or []:
-        show.line(f"{files.node(name)}: stays with {name}; {files.node_public(name)}: to be registered")
+        show.done(f"{files.node(name)}: stays with {name}; {files.node_public(name)}: to be registered")
 
 
 @flower.command("try")
@@ -89,7 +89,7 @@ def try_here(
     from oneflare.cli.show_federation import fused_federation
     from oneflare.coordinator import FederationFiles, Fused, read_fused
     from oneflare.engine.flower import require_flower
-    from oneflare.errors import ConfigError, RunError
+    from oneflare.errors import ConfigError, WorkError
 
     require_flower()
     from oneflare.flower_app.certificates import make_certificates
@@ -117,7 +117,7 @@ def try_here(
             deployment.start_node(name, config)
         status = deployment.run(app.resolve(), settings, timeout + 300, say)
     if status != "finished:completed":
-        raise RunError(f"the round ended as {status}; see {place / 'superlink.log'}")
+        raise WorkError(f"the round ended as {status}; see {place / 'superlink.log'}")
     fused = Fused(charter, FederationFiles(folder), read_fused(folder))
     if json:
         show.as_json(fused.content)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oneflare.cli import names
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ def fuse(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs, or a comparison.")],
     fusion: Annotated[
         list[str] | None,
-        typer.Option("--fusion", "-f", help="Fusion by name, or '{name: ..., option: ...}'; repeat for several."),
+        typer.Option(
+            "--fusion",
+            "-f",
+            help="Fusion by name, or '{name: ..., option: ...}'; repeat for several.",
+            autocompletion=names.complete_fusions,
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every fusion the uploads feed, with its cost.")] = False,
     with_training: Annotated[
@@ -79,15 +85,15 @@ def fuse(
         elif not quiet:
             show.run_result(result)
         return
-    names: Sequence[str | Mapping[str, Any]] | None = asked
+    wanted: Sequence[str | Mapping[str, Any]] | None = asked
     if everything:
-        names = None
-    elif not names and not membership.unchanged:
-        names = own_fusions(folders)
+        wanted = None
+    elif not wanted and not membership.unchanged:
+        wanted = own_fusions(folders)
     with progress(enabled=not quiet, table=False) as observer:
         tables = bench_runs(
             folders,
-            names=names,
+            names=wanted,
             with_training=with_training,
             membership=membership,
             diagnostics=diagnostics,

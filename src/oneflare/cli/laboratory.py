@@ -7,13 +7,19 @@ from typing import Annotated
 
 import typer
 
+from oneflare.cli import names
 from oneflare.cli.commands import Json
 
 Picture = Annotated[Path, typer.Option("--out", "-o", help="Picture to write: .png, .svg or .pdf.")]
 
 
 def explain(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="Name, or the research log's number.")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD", help="Name, or the research log's number.", autocompletion=names.complete_methods
+        ),
+    ],
     json: Json = False,
 ) -> None:
     """Say what a method is: loss terms, who decides lambda, anchors, fusions, defaults, where it comes from.
@@ -35,7 +41,14 @@ def explain(
 
 
 def schedule(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="constant, linear, cosine or cosine_restarts.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="constant, linear, cosine or cosine_restarts.",
+            autocompletion=names.complete_schedules,
+        ),
+    ],
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.", show_default=False)
     ] = None,
@@ -67,7 +80,7 @@ def schedule(
         else pictures.schedule_picture(chosen, title)
     )
     pictures.save(figure, out)
-    show.line(f"picture: {out}")
+    show.done(f"picture: {out}")
 
 
 def lambda_picture(
@@ -97,4 +110,4 @@ def lambda_picture(
         names = [f"{name} ({folder.name})" for name, folder in zip(names, runs, strict=True)]
     drawn = {name: traces_of(result) for name, result in zip(names, results, strict=True)}
     pictures.save(pictures.lambda_picture(drawn, reference), out)
-    show.line(f"picture: {out}")
+    show.done(f"picture: {out}")

@@ -9,14 +9,27 @@ import traceback
 from types import FrameType
 from typing import Annotated
 
+import click
 import typer
 
 from oneflare._version import __version__
-from oneflare.cli import commands, doctor, federation, flower, fusing, laboratory, models, reporting, study, trust
+from oneflare.cli import (
+    commands,
+    doctor,
+    federation,
+    flower,
+    fusing,
+    laboratory,
+    manners,
+    models,
+    parts,
+    reporting,
+    study,
+    trust,
+)
 from oneflare.errors import OneFlareError
 from oneflare.plugins import name_plugins
 
-VERBOSE = "ONEFLARE_VERBOSE"
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -24,8 +37,8 @@ EXIT_TERMINATED = 143
 app = typer.Typer(
     name="oneflare",
     help="One-shot federated learning: organisations train alone, upload one file once, and share one classifier.",
-    epilog="Exit codes: 0 done, 1 a target or a check was missed or something unforeseen happened, 2 something you can "
-    "put right, 130 interrupted, 143 terminated. Every command has examples: oneflare COMMAND --help.",
+    epilog="Exit codes: 0 done, 1 a check was missed or work failed, 2 something you can put right, 130 interrupted, "
+    "143 terminated. Every command has examples: oneflare COMMAND --help.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -40,6 +53,9 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+manners.keep_argument_help()
+
+
 @app.callback()
 def root(
     version: Annotated[
@@ -49,13 +65,21 @@ def root(
         list[str] | None,
         typer.Option("--plugin", metavar="MODULE", help="Import a module with parts of your own; repeat for several."),
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress and no remarks; also after the command.")
+    ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Where an error stops the work, show where it was raised.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Where an error stops the work, show where it was raised; also after the command."
+        ),
     ] = False,
 ) -> None:
     del version
+    if quiet:
+        manners.set_quiet()
     if verbose:
-        os.environ[VERBOSE] = "1"
+        manners.set_verbose()
     name_plugins(plugin or [])
 
 
@@ -67,7 +91,7 @@ app.command("bench", rich_help_panel="Work")(commands.bench)
 app.command("attacks", rich_help_panel="Work")(trust.attacks)
 app.command("audit", rich_help_panel="Look")(trust.audit)
 app.command("report", rich_help_panel="Look")(reporting.report)
-app.command("methods", rich_help_panel="Look")(commands.methods)
+app.command("methods", rich_help_panel="Look")(parts.methods)
 app.command("doctor", rich_help_panel="Look")(doctor.doctor)
 app.command("explain", rich_help_panel="Look")(laboratory.explain)
 app.command("schedule", rich_help_panel="Look")(laboratory.schedule)
@@ -80,6 +104,7 @@ app.add_typer(federation.server, name="server", rich_help_panel="Federate")
 app.add_typer(federation.client, name="client", rich_help_panel="Federate")
 app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")
 app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
+manners.apply(app)
 
 
 class Terminated(BaseException):
@@ -95,23 +120,34 @@ def main() -> None:
     """Run a command; a user's error is one line and exit code 2, an interruption says how to go on."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        app()
-    except OneFlareError as error:
-        if os.environ.get(VERBOSE):
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        code = app(prog_name="oneflare", standalone_mode=False)
+        sys.stdout.flush()
+        if code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as help_page:
+        help_page.show()
         sys.exit(EXIT_USER_ERROR)
-    except (KeyboardInterrupt, Terminated) as stop:
+    except click.ClickException as error:
+        _complain(manners.usage_line(error), error.exit_code)
+    except OneFlareError as error:
+        _complain(str(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort, Terminated) as stop:
         print("stopped; run the same command again to go on from the last checkpoint", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else EXIT_TERMINATED)
+        sys.exit(EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        sys.exit(EXIT_USER_ERROR)
+        place = "" if error.filename is None else f"{error.filename}: "
+        _complain(f"{place}{error.strerror or error}", EXIT_USER_ERROR)
+
+
+def _complain(text: str, code: int) -> None:
+    if manners.is_verbose():
+        traceback.print_exc()
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

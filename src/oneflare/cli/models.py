@@ -130,7 +130,7 @@ def export(
         show.as_json({"file": str(made.path), "bytes": made.size_bytes, "difference": made.difference})
         return
     image = loaded.task.image
-    show.line(
+    show.done(
         f"{made.path}: {made.size_bytes:,} bytes, {INPUT} (n, {image.channels}, {image.size}, {image.size}) in [0, 1]; "
         f"probabilities agree with the model to {made.difference:.1g}"
     )
@@ -179,7 +179,7 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     if not local:
         show.note("warning: whoever reaches this address may ask the model; there are no accounts")
-    show.line(f"serving {model} on http://{shown}:{listening.getsockname()[1]} (stop with Ctrl-C)")
+    show.done(f"serving {model} on http://{shown}:{listening.getsockname()[1]} (stop with Ctrl-C)")
     sys.stdout.flush()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server has its own handlers and hands the signal back at the end

@@ -39,11 +39,11 @@ def report(
     if kind not in FORMATS:
         raise ConfigError(f"--format: unknown format '{kind}'{did_you_mean(kind, FORMATS)}")
     story = read_story(path, runs)
-    show.line(f"report: {write_page(story)}")
+    show.done(f"report: {write_page(story)}")
     if latex:
         tables = story.page.with_suffix(".tex")
         write_text(tables, tables_of(story))
-        show.line(f"tables: {tables}")
+        show.done(f"tables: {tables}")
     if figures is not None:
         written = write_figures(story, figures, kind)
-        show.line(f"figures: {len(written)} in {figures}")
+        show.done(f"figures: {len(written)} in {figures}")

@@ -7,8 +7,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+from oneflare.cli.manners import is_quiet
 
 if TYPE_CHECKING:
     from oneflare.methods import Method
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 WIDEST_TABLE = 20
 MOST_ROWS = 20
+NARROW = 110
 
 
 def console_for(stderr: bool = False) -> Console:
@@ -28,12 +33,30 @@ def console_for(stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=120)
 
 
+def fitted(console: Console, table: Table) -> Table:
+    """On a narrow terminal no frame, and words are folded rather than cut: no name and no figure is lost."""
+    if console.width < NARROW:
+        table.box, table.show_edge, table.pad_edge = SIMPLE_HEAD, False, False
+        for column in table.columns:
+            column.overflow = "fold"
+        table.columns[0].no_wrap = True
+    return table
+
+
 def line(text: str) -> None:
     print(text)
 
 
 def note(text: str) -> None:
-    print(text, file=sys.stderr)
+    """A remark on stderr; --quiet silences all but warnings."""
+    if not is_quiet() or text.startswith("warning"):
+        print(text, file=sys.stderr)
+
+
+def done(text: str) -> None:
+    """What was made and where it is; --quiet silences it."""
+    if not is_quiet():
+        print(text)
 
 
 def duration(seconds: float) -> str:
@@ -101,7 +124,7 @@ def run_result(result: Result) -> None:
             str(row["forward_passes"]),
             f"{row['parameters']:,}",
         )
-    console.print(table)
+    console.print(fitted(console, table))
     for name, row in result.fusions.items():
         if "teacher" in row:
             console.print(retention(name, row["teacher"]))
@@ -157,7 +180,7 @@ def comparison(content: Comparison) -> None:
             text = _percent(cell.mean) + (f" ± {100 * cell.std:.1f}" if seeds > 1 else "")
             cells.append(f"[bold]{text}[/bold] *" if content.own_fusion(method) == fusion else text)
         table.add_row(method, *cells)
-    console.print(table)
+    console.print(fitted(console, table))
     if len(content.methods) > 1:
         difference = Table(
             title=f"paired difference to {content.methods[0]}, points",
@@ -171,7 +194,7 @@ def comparison(content: Comparison) -> None:
         for method in content.methods[1:]:
             cells = [_points(content.difference(method, fusion)) for fusion in content.fusions]
             difference.add_row(method, *cells, _points(content.own_difference(method)))
-        console.print(difference)
+        console.print(fitted(console, difference))
     console.print("* the method's own fusion; every column is fused from the same uploads")
 
 
@@ -188,7 +211,17 @@ def methods(entries: Iterable[Method]) -> None:
     table.add_column("log", no_wrap=True)
     table.add_column("what it does")
     for method in entries:
-        table.add_row(method.name, method.version, method.summary)
+        table.add_row(escape(method.name), escape(method.version), escape(method.summary))
+    console_for().print(table)
+
+
+def parts(rows: Iterable[Mapping[str, Any]]) -> None:
+    table = Table()
+    for name in ("kind", "name", "from", "what it is"):
+        table.add_column(name, no_wrap=name in ("kind", "name"))
+    for row in rows:
+        home = "" if row["module"].startswith("oneflare.") else row["module"]
+        table.add_row(row["kind"], row["name"], escape(home), escape(row["summary"]))
     console_for().print(table)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oneflare.cli import names as complete
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
@@ -25,9 +26,13 @@ def study(
             help="Studies by name, a declaration of your own (.yaml), or 'all'; then settings for every cell. "
             "Without a name: the list of studies.",
             show_default=False,
+            autocompletion=complete.complete_studies,
         ),
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", "-s", help="smoke, small or paper.")] = "smoke",
+    scale: Annotated[
+        str,
+        typer.Option("--scale", "-s", help="smoke, small or paper.", autocompletion=complete.complete_scales),
+    ] = "smoke",
     seeds: Annotated[
         int | None, typer.Option("--seeds", "-n", min=1, help="Seeds, 0 to n-1; default: the scale's (3).")
     ] = None,
@@ -60,7 +65,7 @@ def study(
     """
     from oneflare.cli import show
     from oneflare.config import parse_overrides
-    from oneflare.errors import ConfigError, RunError
+    from oneflare.errors import ConfigError, WorkError
     from oneflare.report import write_study
     from oneflare.study.cells import make_plan
     from oneflare.study.declare import declared, find_declaration
@@ -96,7 +101,7 @@ def study(
             show.line(f"report: {page}")
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise RunError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
+        raise WorkError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
 
 
 def _run(plans: list[Plan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:

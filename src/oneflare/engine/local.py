@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from oneflare.errors import OneFlareError, RunError
+from oneflare.plugins import load_plugins
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -60,9 +61,13 @@ def map_tasks(
 
 def run_apart(work: Callable[[Report], Result], on_report: Callable[[Any], None]) -> Result:
     """Run one piece of work in a process of its own, which ends with this one, and report to `on_report` here."""
-    pool = _Pool(lambda _, report: work(report), [None], 1)
+    pool = _Pool(_call, [work], 1)
     (result,) = pool.run(lambda _, message: on_report(message), _ignore)
     return result  # type: ignore[no-any-return]
+
+
+def _call(work: Callable[[Report], Result], report: Report) -> Result:
+    return work(report)
 
 
 @dataclass
@@ -151,6 +156,7 @@ class _Pool:
 def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any]) -> None:
     import torch
 
+    load_plugins()  # a spawned worker starts without the parts of the user's modules
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.data import ImageSpec, prepare
-from oneflare.errors import DataError, RunError
+from oneflare.errors import ConfigError, DataError, RunError
 from oneflare.files import load_state, save_state
 from oneflare.nn import PrototypeNetwork, build_encoder
 from oneflare.nn.encoders import CUSTOM
@@ -277,7 +277,12 @@ def load_model(path: Path, encoder: nn.Module | None = None) -> GlobalModel:
     if not path.exists():
         raise RunError(f"no model at {path}")
     load_plugins()
-    content = load_state(path)
+    try:
+        content = load_state(path)
+    except RunError:
+        raise RunError(
+            f"{path} is not a OneFlare model, or is damaged; give a model that a fusion has written"
+        ) from None
     try:
         task = Task.from_dict(content["task"])
         if content["kind"] not in KINDS:
@@ -288,7 +293,10 @@ def load_model(path: Path, encoder: nn.Module | None = None) -> GlobalModel:
                 return copy.deepcopy(encoder)
             if task.encoder["name"] == CUSTOM:
                 raise RunError(f"{path} uses your own encoder; pass it: load_model(path, encoder=module)")
-            return build_encoder(task.encoder, task.image.channels)
+            try:
+                return build_encoder(task.encoder, task.image.channels)
+            except ConfigError as error:
+                raise RunError(f"{path}: {error}; if it is your own, name its module: --plugin MODULE") from None
 
         return KINDS[content["kind"]].from_state(task, content["state"], empty, path)
     except (KeyError, TypeError, AttributeError) as error:

@@ -191,8 +191,8 @@ def _content(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of a declaration") from None
-    except yaml.YAMLError:
-        raise ConfigError(f"{path} is not valid YAML") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ConfigError(f"{path} is not valid YAML; give the path of a declaration") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must be a mapping with title, question, arms, places and baseline")
     parent = content.pop("extends", None)

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,19 @@ def train_on_flower(
     gpu: bool,
 ) -> list[ClientSummary]:
     """The whole simulation in one child process: Ray's threads and signal handlers end with it, however it ends."""
+    return run_apart(partial(_simulate, jobs, train, parts, folder, workers, gpu), on_done)
 
-    def work(report: Callable[[Any], None]) -> list[ClientSummary]:
-        launch = ray_launch(workers, gpu)
-        return train_simulated(jobs, train, parts, folder, on_done=report, launch=launch)
 
-    return run_apart(work, on_done)
+def _simulate(
+    jobs: Sequence[ClientJob],
+    train: Split,
+    parts: Sequence[np.ndarray[Any, Any]],
+    folder: Path,
+    workers: int,
+    gpu: bool,
+    report: Callable[[Any], None],
+) -> list[ClientSummary]:
+    return train_simulated(jobs, train, parts, folder, on_done=report, launch=ray_launch(workers, gpu))
 
 
 def train_simulated(

@@ -1,0 +1,72 @@
+"""`oneflare methods`: the methods, and with --parts everything else that has a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from oneflare.cli.commands import Json
+
+HOME = "oneflare."
+
+
+def methods(
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts", help="Also fusions, controllers, encoders, feature maps, data sets, anchors and the like."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List the methods with the research log's version numbers.
+
+    Parts of your own modules (--plugin) are listed in any case, with the module they come from.
+
+    [bold]Examples[/bold]
+
+      oneflare methods
+
+      oneflare methods --parts
+
+      oneflare methods --json
+    """
+    from oneflare.cli import show
+    from oneflare.methods import METHODS
+    from oneflare.plugins import load_plugins, loaded_plugins
+
+    load_plugins()
+    own = bool(loaded_plugins())
+    rows = [row for row in named_parts() if parts or not row["module"].startswith(HOME)] if parts or own else []
+    if json:
+        listed = [{"name": m.name, "version": m.version, "summary": m.summary} for m in METHODS.values()]
+        show.as_json([*listed, *rows])
+        return
+    show.methods(METHODS.values())
+    if rows:
+        show.parts(rows)
+
+
+def named_parts() -> Iterator[dict[str, Any]]:
+    """Everything in every registry: kind, name, the module that registered it, and its docstring's first line."""
+    from oneflare.data.partition import PARTITIONS
+    from oneflare.data.sources import SOURCES
+    from oneflare.fusion import FUSIONS
+    from oneflare.nn.anchors import ANCHORS
+    from oneflare.nn.encoders import ENCODERS
+    from oneflare.nn.feature_maps import FEATURE_MAPS
+    from oneflare.objective import CONTROLLERS
+    from oneflare.objective.banks import BANKS
+    from oneflare.objective.terms import TERMS
+    from oneflare.schedules import SCHEDULES
+
+    registries: tuple[Any, ...] = (
+        FUSIONS, CONTROLLERS, ENCODERS, FEATURE_MAPS, SOURCES, PARTITIONS, ANCHORS, TERMS, BANKS, SCHEDULES,
+    )  # fmt: skip
+    for registry in registries:
+        for name in sorted(registry):
+            entry = registry[name]
+            module = getattr(entry.factory, "__module__", "")
+            yield {"kind": registry.kind, "name": name, "module": module, "summary": entry.summary}
