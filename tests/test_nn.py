@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -124,6 +125,20 @@ def test_all_clients_start_alike_and_global_randomness_is_untouched():
     other = initial_network({"name": "conv4"}, 1, 8, 10, seed=2)
     assert not torch.equal(one.prototypes, other.prototypes)
     assert abs(float(initial_network({"name": "resnet8"}, 1, 8, 200, seed=1).prototypes.detach().std()) - 1) < 0.02
+
+
+def test_threads_do_not_disturb_each_others_start():
+    """torch's global generator is one for all threads."""
+
+    def start(seed: int) -> dict[str, torch.Tensor]:
+        return initial_network({"name": "resnet8", "width": 16}, 3, 16, 10, seed).state_dict()
+
+    alone = [start(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(start, list(range(4)) * 8))
+    for number, state in enumerate(together):
+        for name, tensor in alone[number % 4].items():
+            assert torch.equal(tensor, state[name]), name
 
 
 def test_features_have_unit_norm():

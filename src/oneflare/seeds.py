@@ -6,7 +6,10 @@ continued across epochs, so resuming needs no generator state and the order in w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,3 +33,19 @@ def numpy_generator(seed: int, *purpose: str | int) -> np.random.Generator:
     import numpy as np
 
     return np.random.default_rng(derive(seed, *purpose))
+
+
+_GLOBAL = threading.Lock()
+
+
+@contextlib.contextmanager
+def global_stream(seed: int, *purpose: str | int) -> Iterator[None]:
+    """For code that draws from torch's global generator, such as the initial weights of its layers.
+
+    It is one for all threads, so one thread at a time draws; afterwards it is as it was.
+    """
+    import torch
+
+    with _GLOBAL, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, *purpose))
+        yield

@@ -22,7 +22,7 @@ from oneflare.nn import PrototypeNetwork
 from oneflare.nn.hardware import one_thread
 from oneflare.optim import Adam
 from oneflare.schedules import build_schedule
-from oneflare.seeds import derive, torch_generator
+from oneflare.seeds import global_stream, torch_generator
 
 Count = Annotated[int, Field(ge=1)]
 Batch = Annotated[int, Field(ge=2)]
@@ -48,8 +48,7 @@ def initial_student(uploads: UploadSet, start: Start, seed: int) -> PrototypeNet
     if start == "average":
         return Average().fuse(uploads).network
     network = copy.deepcopy(uploads.template)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, "student"))
+    with global_stream(seed, "student"):
         for module in network.modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.nn.encoders import CUSTOM, build_encoder, feature_dim
-from oneflare.seeds import derive, torch_generator
+from oneflare.seeds import global_stream, torch_generator
 
 
 class PrototypeNetwork(nn.Module):
@@ -53,8 +53,7 @@ def initial_network(
             raise ValueError("a custom encoder was promised but not given")
         encoder = copy.deepcopy(custom)
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(seed, "initial weights"))
+        with global_stream(seed, "initial weights"):
             encoder = build_encoder(spec, channels)
     if dim is None:
         dim = feature_dim(encoder, channels, size)
