@@ -23,6 +23,7 @@ from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.plugins import loaded_plugins
+from oneflare.watch import LineObserver, in_notebook
 
 __all__ = [
     "Observer",
@@ -73,6 +74,7 @@ def run(
     out: Path | str | None = None,
     test: tuple[Any, Any] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     **keywords: Any,
 ) -> Result:
     """Run one federation; the same names as on the command line.
@@ -82,7 +84,10 @@ def run(
     data: a name, `(x, y)` arrays, a list of `(x, y)` (one per client), a `Dataset`, or any torch data set.
     encoder: a name, a mapping of options, or your own `nn.Module` that returns `(batch, d)`.
     test: `(x, y)` held-out arrays for data given as arrays.
+    progress: one line on stderr that says how far it is; by default in a notebook only.
     """
+    if observer is None and (in_notebook() if progress is None else progress):
+        observer = LineObserver()
     dataset, parts = given_data(keywords.get("data"), test)
     if dataset is not None:
         keywords["data"] = {"name": ARRAYS, "digest": data_digest(dataset)}
