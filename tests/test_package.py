@@ -68,3 +68,5 @@ def test_the_version_has_one_place():
     assert f'"{__version__}"' in (ROOT / "src" / "oneflare" / "_version.py").read_text()
     assert "version =" not in (ROOT / "pyproject.toml").read_text().split("[tool")[0]
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version = {{{__version__}}}" in (ROOT / "README.md").read_text()
