@@ -3,7 +3,8 @@
 Takes every finished run of trained networks below RUNS/cells (those of `oneflare study ... --runs RUNS`) as it is, and
 then with each of its members in turn as the attacker, and counts who is suspected. `--flip` also trains the members of
 the runs whose names begin with PATTERN on flipped labels, below RUNS/flipped; what is there is not trained again.
-Keeps the figures in results/trust/real.json.
+Every run is kept in results/trust/real.json as soon as it is looked at; a rerun looks at what is missing. Uploads that
+hold statistics or evidence beside the network are left alone: the attacks here are on networks.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from torch import Tensor
 
 from oneflare._version import __version__
 from oneflare.data import load
-from oneflare.errors import OneFlareError
 from oneflare.federation import Observer
-from oneflare.files import write_json
+from oneflare.files import read_json, write_json
 from oneflare.fusion import UploadSet
 from oneflare.fusion.probes import probe_features
-from oneflare.fusion.suspects import find_suspects
+from oneflare.fusion.suspects import LEAST_MEMBERS, find_suspects
 from oneflare.nn.hardware import one_thread
 from oneflare.stages import open_run, read_experiment, run_experiment
 from oneflare.study.attacks import ATTACKS, LABEL_FLIP, NOBODY, counts_of, network_of, with_flipped_labels
@@ -76,14 +76,18 @@ def look(uploads: UploadSet, attack: str, sent: Upload | None) -> dict[str, Any]
     return {"attack": attack, "attacker": attacker, "named": attacker in found, "wrongly": wrongly}
 
 
-def look_at_run(cell: Path, scratch: Path, flips: Path | None) -> dict[str, Any]:
+def look_at_run(cell: Path, scratch: Path, flips: Path | None) -> dict[str, Any] | None:
     _, uploads = open_run(cell, Observer())
+    contract = uploads.contract
+    if not contract.deep or contract.statistics is not None or contract.evidence or len(uploads) < LEAST_MEMBERS:
+        return None
     experiment = read_experiment(cell)
     with one_thread():
         seen = [look(uploads, NOBODY, None)]
         seen += [look(uploads, name, upload) for name, upload in poisoned(uploads, scratch)]
         if flips is not None:
             seen += [look(uploads, LABEL_FLIP, upload) for upload in flipped(cell, flips)]
+    REMEMBERED.clear()
     return {
         "run": cell.name,
         "data": experiment.data.name,
@@ -93,17 +97,6 @@ def look_at_run(cell: Path, scratch: Path, flips: Path | None) -> dict[str, Any]
         "members": len(uploads),
         "seen": seen,
     }
-
-
-def deep_runs(folder: Path) -> Iterator[Path]:
-    for cell in sorted(folder.iterdir()):
-        if (cell / "result.json").exists():
-            try:
-                _, uploads = open_run(cell, Observer())
-            except OneFlareError:
-                continue
-            if uploads.contract.deep and len(uploads) >= 3:
-                yield cell
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,20 +111,29 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"alpha": alpha, "attack": attack, **row} for (alpha, attack), row in sorted(total.items())]
 
 
+def keep(runs: Sequence[dict[str, Any]]) -> None:
+    write_json(RESULTS, {"oneflare": __version__, "summary": summary(runs), "runs": runs})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--flip", action="append", default=[], metavar="PATTERN")
     arguments = parser.parse_args()
-    runs = []
-    for cell in deep_runs(arguments.runs / "cells"):
+    runs = {run["run"]: run for run in read_json(RESULTS)["runs"]} if RESULTS.exists() else {}
+    for cell in sorted((arguments.runs / "cells").iterdir()):
+        if cell.name in runs or not (cell / "result.json").exists():
+            continue
         wanted = any(cell.name.startswith(pattern) for pattern in arguments.flip)
         flips = arguments.runs / "flipped" / cell.name if wanted else None
-        runs.append(look_at_run(cell, arguments.runs / "flipped", flips))
-        odd = [seen for seen in runs[-1]["seen"] if seen["wrongly"] or (seen["attacker"] is not None) > seen["named"]]
+        run = look_at_run(cell, arguments.runs / "flipped", flips)
+        if run is None:
+            continue
+        runs[cell.name] = run
+        keep(list(runs.values()))
+        odd = [seen for seen in run["seen"] if seen["wrongly"] or (seen["attacker"] is not None) > seen["named"]]
         print(cell.name, odd or "", flush=True)
-    rows = summary(runs)
-    write_json(RESULTS, {"oneflare": __version__, "summary": rows, "runs": runs})
+    rows = summary(list(runs.values()))
     print("| alpha | attack | federations | attackers named | honest members suspected |\n|---|---|---|---|---|")
     for row in rows:
         named = f"{row['named']} of {row['attackers']}" if row["attackers"] else ""
