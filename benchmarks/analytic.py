@@ -1,7 +1,7 @@
 """What the analytic companion costs and gives: `python -m benchmarks.analytic PART...`
 
-Parts: speed, memory, accuracy, partitions, privacy, deep, combined, table. Every cell is a whole run through the
-library, written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing.
+Parts: speed, memory, accuracy, partitions, privacy, deep, solvers, combined, table. Every cell is a whole run through
+the library, written to `results/analytic/PART.json` as soon as it is measured; a rerun measures only what is missing.
 `table` writes `results/analytic/README.md` from those files. Data: $ONEFLARE_DATA.
 """
 
@@ -30,7 +30,7 @@ from oneflare.methods.resolve import resolve
 from oneflare.metrics import score
 from oneflare.nn import build_encoder, build_feature_map
 from oneflare.nn.hardware import one_thread
-from oneflare.stages import Result, run_experiment
+from oneflare.stages import Result, open_run, run_experiment
 from oneflare.statistics import measure
 from oneflare.study.bench.steps import interleaved, machine, random_dataset
 from oneflare.study.cells import Cell as StudyCell
@@ -186,6 +186,26 @@ def every_fusion(cell: StudyCell) -> dict[str, Any]:
     }
 
 
+def solvers() -> Iterator[Cell]:
+    """The statistics of `oneflare study table1`, solved both ways; how images are split does not matter."""
+    plan = make_plan(find_declaration("table1"), find_scale("small"))
+    for (place, arm, seed), cell in plan.cells.items():
+        if arm == "analytic" and cell.experiment.partition.alpha == ALPHAS[0]:
+            assert place
+            yield f"{cell.experiment.data.name}/{seed}", lambda cell=cell: both_solvers(cell)
+
+
+def both_solvers(cell: StudyCell) -> dict[str, Any]:
+    folder = cell.folder(RUNS)
+    run_experiment(cell.experiment, folder)
+    federation, uploads = open_run(folder, Observer())
+    test = federation.dataset.test
+    with one_thread():
+        models = {name: build_fusion({"name": "analytic", "solver": name}).fuse(uploads) for name in ("lda", "ridge")}
+        logits = logits_of_all(models, test.images)
+    return {name: score(value, test.labels).to_dict()["accuracy"] for name, value in logits.items()}
+
+
 def combined() -> Iterator[Cell]:
     """Where the networks are good, bad and in between: is the combination ever worse than its better part?"""
     digits = {"method": "flare_analytic", "data": "digits"}
@@ -220,6 +240,7 @@ PARTS = {
     "partitions": partitions,
     "privacy": privacy,
     "deep": deep,
+    "solvers": solvers,
     "combined": combined,
 }
 
@@ -256,6 +277,7 @@ def table() -> None:
         "beside it. Accuracy in percent on all stored test images; ± is the deviation over seeds (subset, split and "
         "filters vary), a single figure is a single seed. Five clients.\n",
         _accuracy_table(),
+        _solver_table(),
         _deep_table(),
         _combined_table(),
         _partition_table(),
@@ -285,6 +307,16 @@ def _accuracy_table() -> str:
     header = ["data", "filters", *(f"alpha {alpha}" for alpha in ALPHAS)]
     header += ["balanced", "calibration error", "upload MB (float32)", "fusion s"]
     return "## `analytic`\n\n" + rows(header, body)
+
+
+def _solver_table() -> str:
+    cells = stored("solvers")
+    body = []
+    for data in dict.fromkeys(name.split("/")[0] for name in cells):
+        found = [cell for name, cell in cells.items() if name.startswith(f"{data}/")]
+        body.append([data, *(mean_and_spread([cell[solver] for cell in found]) for solver in ("lda", "ridge"))])
+    title = "## The two solvers, same statistics (those of `oneflare study table1 --scale small`, 115 filters)\n\n"
+    return title + rows(["data", "lda", "ridge"], body)
 
 
 def _deep_table() -> str:
