@@ -311,10 +311,15 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(tmp_path, number, code):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
-    wait_for(lambda: list(tmp_path.glob("run/clients/*/checkpoint/state.safetensors")))
-    process.send_signal(number)
-    _, complaint = process.communicate(timeout=30)
+    try:
+        wait_for(lambda: list(tmp_path.glob("run/clients/*/checkpoint/state.safetensors")))
+        process.send_signal(number)
+        _, complaint = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == code
     assert "run the same command again to go on" in complaint
     assert "Traceback" not in complaint
