@@ -286,6 +286,18 @@ def test_a_fusion_may_have_options(own_copy, capsys):
     assert found["options"]["kind"] == "trimmed"
 
 
+def test_other_options_after_a_table_are_made_anew(own_copy):
+    """Whoever measured it first, a fusion's figures say with which options it was made."""
+    bench_runs([own_copy], names=["median_prototypes"])
+    trimmed = {"name": "median_prototypes", "kind": "trimmed"}
+    found = fuse_run(own_copy, [trimmed]).fusions["median_prototypes"]
+    assert found["options"]["kind"] == "trimmed"
+    (table,) = bench_runs([own_copy], names=[{"name": "median_prototypes", "kind": "median"}])
+    again = table.runs[0].fusions["median_prototypes"]
+    assert again["options"]["kind"] == "median"
+    assert len(again["history"]) == 1  # checkpoints of the trimmed one are not its own
+
+
 def test_without_a_name_the_members_are_fused_as_the_run_was(own_copy, capsys):
     fuse([own_copy], without=[2], json=True, quiet=True)
     (table,) = json.loads(capsys.readouterr().out)["tables"]

@@ -23,8 +23,8 @@ from oneflare.data import ClientData, Dataset, ImageSpec, Partition, split_clien
 from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import ConfigError, RunError, UploadError
-from oneflare.files import digest_of, read_json, save_state, write_json
-from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all
+from oneflare.files import read_json, save_state, write_json
+from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all, made_with, options_of
 from oneflare.fusion.workspace import Workspace
 from oneflare.metrics import diagnose, retention, score
 from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
@@ -254,7 +254,7 @@ class Federation:
 
     def is_fused(self, spec: Mapping[str, Any]) -> bool:
         path = self.files.metrics(spec["name"])
-        return path.exists() and of_options(read_json(path), spec)
+        return path.exists() and made_with(read_json(path), spec)
 
     def fuse(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer) -> None:
         """Models, metrics and the simulated fusions at the snapshots, for the fusions that are not there yet."""
@@ -304,6 +304,7 @@ class Federation:
         teachers: dict[str, tuple[str, GlobalModel]] = {}
         seconds: dict[str, float] = {}
         notes: dict[str, dict[str, Any]] = {}
+        options = {spec["name"]: options_of(spec) for spec in specs}
         remarks: dict[str, tuple[str, ...]] = {}
         for spec in specs:
             name, fusion, workspace = spec["name"], build_fusion(spec), self._workspace(spec["name"], report)
@@ -315,7 +316,6 @@ class Federation:
             if fusion.teacher is not None:
                 teachers[name] = fusion.teacher["name"], build_fusion(fusion.teacher).fuse(uploads)
         logits = logits_of_all(models, test.images)
-        specs_by_name = {spec["name"]: spec for spec in specs}
         outcome = {}
         for name, model in models.items():
             model.save(self.files.model(name), embed=False)
@@ -323,7 +323,7 @@ class Federation:
                 "parameters": model.cost.parameters,
                 "forward_passes": model.cost.forward_passes,
                 "fuse_seconds": seconds[name],
-                "options": options_of(specs_by_name[name]),
+                "options": options[name],
             }
             if notes[name]:
                 outcome[name]["training"] = notes[name]
@@ -394,16 +394,6 @@ class Federation:
                 "peak_memory_bytes": peak_memory_bytes(),
             },
         }
-
-
-def options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in spec.items() if key != "name"}
-
-
-def of_options(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-    """Whether a fusion was measured with these options; figures that do not say count as such."""
-    wanted = options_of(spec)
-    return digest_of(metrics.get("options", wanted)) == digest_of(wanted)
 
 
 def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> Plan | None:

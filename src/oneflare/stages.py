@@ -15,9 +15,9 @@ from oneflare.client import ClientSummary
 from oneflare.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.data import Dataset, data_digest, given_data, load
 from oneflare.errors import ConfigError, RunError
-from oneflare.federation import Federation, Observer, RunFiles, of_options
+from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
-from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
+from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model, made_with
 from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn.encoders import CUSTOM
@@ -273,6 +273,6 @@ def _finished(files: RunFiles, experiment: Experiment) -> Result | None:
         return None
     content = read_json(files.result)
     there = content["fusions"]
-    if any(spec["name"] not in there or not of_options(there[spec["name"]], spec) for spec in experiment.fusions):
+    if any(spec["name"] not in there or not made_with(there[spec["name"]], spec) for spec in experiment.fusions):
         return None
     return Result(files.folder, content, complete_before=True)

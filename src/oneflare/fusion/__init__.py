@@ -18,7 +18,16 @@ from oneflare.fusion import (  # noqa: F401  (registers)
     task_vectors,
     trainable,
 )
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet, build_fusion, check_needs, offered_fields
+from oneflare.fusion.base import (
+    FUSIONS,
+    Fusion,
+    UploadSet,
+    build_fusion,
+    check_needs,
+    made_with,
+    offered_fields,
+    options_of,
+)
 from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
 
 __all__ = [
@@ -32,5 +41,7 @@ __all__ = [
     "check_needs",
     "load_model",
     "logits_of_all",
+    "made_with",
     "offered_fields",
+    "options_of",
 ]

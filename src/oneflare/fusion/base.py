@@ -16,6 +16,7 @@ from oneflare.config import UploadConfig
 from oneflare.errors import ConfigError, UploadError
 from oneflare.evidence import EVIDENCE
 from oneflare.evidence import offers as evidence_offers
+from oneflare.files import digest_of
 from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
 from oneflare.fusion.workspace import Workspace
 from oneflare.nn import PrototypeNetwork
@@ -136,6 +137,15 @@ FUSIONS: Registry[Fusion] = Registry("fusion")
 
 def build_fusion(spec: Mapping[str, Any]) -> Fusion:
     return FUSIONS.build(spec)
+
+
+def options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key != "name"}
+
+
+def made_with(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Whether these figures are of a fusion with the options of `spec`; those that do not say are made anew."""
+    return digest_of(metrics.get("options")) == digest_of(options_of(spec))
 
 
 def offered_fields(

@@ -23,6 +23,8 @@ from oneflare.fusion import (
     check_needs,
     load_model,
     logits_of_all,
+    made_with,
+    options_of,
 )
 from oneflare.fusion.workspace import Workspace
 from oneflare.membership import Membership
@@ -330,8 +332,9 @@ def _evaluate(
             metrics["teacher"] = {"name": teacher["name"], **kept.to_dict()}
         last = {"epoch": federation.experiment.epochs, "accuracy": metrics["accuracy"]}
         path = files.metrics(name)
-        history = read_json(path).get("history", [])[:-1] if path.exists() else []
-        found[name] = metrics | {"history": [*history, last]}
+        before = read_json(path) if path.exists() else {}
+        history = before["history"][:-1] if made_with(before, specs[name]) else []
+        found[name] = metrics | {"options": options_of(specs[name]), "history": [*history, last]}
         write_json(path, found[name])
     return found
 
