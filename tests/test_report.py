@@ -284,10 +284,6 @@ def test_a_claims_picture_keeps_order_and_scale():
     assert (without.mean, without.low) == (None, None)
 
 
-def test_durations():
-    assert [lead.duration(seconds) for seconds in (45, 720, 6814)] == ["45 s", "12 min", "1 h 54 min"]
-
-
 # ---- geometry
 
 

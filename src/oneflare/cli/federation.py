@@ -229,6 +229,7 @@ def train(
     from oneflare.errors import ConfigError
     from oneflare.member import estimate, make_upload, member_data
     from oneflare.signing import read_key
+    from oneflare.study.estimate import duration
 
     if out.suffix != ".safetensors":
         raise ConfigError(f"--out {out}: an upload's name ends in .safetensors")
@@ -244,7 +245,7 @@ def train(
             show.as_json({"samples": len(found), "seconds": guess.seconds, "upload_bytes": guess.upload_bytes})
         else:
             show.line(
-                f"dry run: about {show.duration(guess.seconds)} of training on one core, "
+                f"dry run: about {duration(guess.seconds)} of training on one core, "
                 f"an upload of {_size(guess.upload_bytes)}; nothing was written"
             )
         return

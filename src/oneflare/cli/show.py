@@ -59,13 +59,6 @@ def done(text: str) -> None:
         print(text)
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 def as_json(content: Any) -> None:
     json.dump(content, sys.stdout)
     sys.stdout.write("\n")

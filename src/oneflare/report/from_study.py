@@ -13,6 +13,7 @@ from oneflare.report.collect import bounded, run_label
 from oneflare.report.details import mean_lambda, traces_of
 from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Test, Verdict, curve_of
 from oneflare.stages import Result, read_result
+from oneflare.study.estimate import duration
 
 SCHEMA = 1
 Json = Mapping[str, Any]
@@ -89,7 +90,7 @@ def _origin(provenance: Json) -> dict[str, str]:
     """How it came about, in words and units."""
     words = {"train_seconds": "training, all runs", "oneflare": "OneFlare", "python": "Python", "torch": "PyTorch"}
     return {
-        words.get(key, key): lead.duration(float(value)) if key == "train_seconds" else str(value)
+        words.get(key, key): duration(float(value)) if key == "train_seconds" else str(value)
         for key, value in provenance.items()
     }
 

@@ -119,7 +119,7 @@ def winner(rows: Sequence[Row]) -> list[str]:
         "refuted": "which may be chance",
     }[judge(found, 0.0, "above")]
     few = f" (fewer than {FEWEST_SEEDS} seeds decide nothing)" if len(shared) < FEWEST_SEEDS else ""
-    interval = f"95\N{NO-BREAK SPACE}% interval {signed(low)} to {signed(high)}"
+    interval = f"95\N{NO-BREAK SPACE}% interval {signed(100 * low)} to {signed(100 * high)}"
     return [f"{sentence} ({interval}, ahead on {ahead} of {len(shared)} seeds), {sure}{few}."]
 
 
@@ -145,16 +145,9 @@ def points(value: float) -> str:
     return f"{text} point{'' if text == '1.0' else 's'}"
 
 
-def signed(value: float) -> str:
-    return f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `1 h 54 min`"""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+def signed(value: float, digits: str = ".1f") -> str:
+    """With its sign, a minus as wide as the plus."""
+    return f"{value:+{digits}}".replace("-", "\N{MINUS SIGN}")
 
 
 def _clients(number: int) -> str:

@@ -15,6 +15,7 @@ from oneflare.files import write_text
 from oneflare.report.collect import comparison_story, run_story
 from oneflare.report.forest import forest
 from oneflare.report.from_study import is_study, study_story
+from oneflare.report.lead import signed
 from oneflare.report.settings import settings_of
 from oneflare.report.story import Story
 from oneflare.report.words import ABOUT, has_checkpoints, words_of
@@ -125,11 +126,6 @@ def _first_to_show(story: Story) -> int:
     """The run to open: the first whose lambda has a valve, else the first that has a lambda to look at."""
     pulled = [number for number, run in enumerate(story.runs) if run["lambda"] is not None]
     return next((number for number in pulled if story.runs[number]["lambda"]["bound"]), pulled[0] if pulled else 0)
-
-
-def signed(value: float, digits: str = ".1f") -> str:
-    """With its sign, a minus as wide as the plus."""
-    return f"{value:+{digits}}".replace("-", "\N{MINUS SIGN}")
 
 
 def json_for_html(value: Any) -> str:
