@@ -68,6 +68,9 @@ def rows() -> Iterator[tuple[str, str, str]]:
     if real := figures("real"):
         for alpha in sorted({run["alpha"] for run in real["runs"]}, reverse=True):
             yield _real_row(alpha, real)
+    for path in sorted((RESULTS / "doors").glob("*.json")):
+        door = json.loads(path.read_text())
+        yield door["promise"], door["tried"], door["outcome"]
 
 
 def _real_row(alpha: float, real: dict[str, Any]) -> tuple[str, str, str]:
