@@ -224,10 +224,10 @@ class RandomConv:
 
 
 def _pool(maps: Tensor, cells: Tensor) -> Tensor:
-    """Averages over cells, image by image: maps `(n, 2, filters, positions)`, cells `(positions, 5)` -> `(n, 10 filters)`.
+    """Averages over cells: maps `(n, 2, filters, positions)`, cells `(positions, 5)` -> `(n, 10 filters)`.
 
-    A matrix product rounds a row by where the row lies in its block, and a block by where it begins in memory. One product
-    per image, with its rows filled up to whole cache lines, makes both the same for every image of a batch.
+    A matrix product rounds a row by where the row lies in its block, and a block by where it begins in memory. One
+    product per image, with its rows filled up to whole cache lines, makes both the same for every image of a batch.
     """
     rows = maps.flatten(1, 2)
     filled = F.pad(rows, (0, 0, 0, -rows.shape[1] % ALIGNED_ROWS))
