@@ -69,7 +69,8 @@ class BoundedFeatureSum(FeatureSum):
 
 def shortened(features: Tensor, longest: Tensor) -> Tensor:
     """Rows `(n, d)` of at most this length, direction unchanged."""
-    return features * (longest / features.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+    result: Tensor = features * (longest / features.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+    return result
 
 
 @rule
