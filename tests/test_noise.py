@@ -20,6 +20,7 @@ from hospitals import digits, tiny_charter
 from oneflare import noise
 from oneflare.companions import client_statistics
 from oneflare.data import ClientData, Split
+from oneflare.ledger import Ledger
 from oneflare.member import make_upload
 from oneflare.nn import build_feature_map
 from oneflare.noise import SeededWords, discrete_gaussian, discrete_laplace, noise_words, system_words
@@ -180,7 +181,7 @@ def test_subtracting_the_noise_needs_the_operating_systems_secret(tmp_path):
     sums = []
     for name in ("a", "b"):
         folder = tmp_path / name
-        path = make_upload(charter, data, folder / "n.safetensors", member="north", home=folder).path
+        path = make_upload(charter, data, folder / "n.safetensors", member="north", ledger=Ledger(folder)).path
         manifest, _ = read_layout(path)
         sums.append(read_tensors(path, manifest, "statistics.sums")["statistics.sums"].double())
     noise_size = charter.contract.statistics.privacy.noise

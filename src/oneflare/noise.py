@@ -72,7 +72,8 @@ def discrete_gaussian(number: int, sigma: int, words: Words) -> Integers:
         def exact(index: int) -> Fraction:
             return Fraction(int(away[index]) ** 2, 2 * sigma**2)
 
-        return drawn[_coins((away / sigma) ** 2 / 2, exact, words)]
+        kept: Integers = drawn[_coins((away / sigma) ** 2 / 2, exact, words)]
+        return kept
 
     return _filled(number, propose)
 
@@ -88,12 +89,14 @@ def discrete_laplace(number: int, scale: int, step: int, words: Words) -> Intege
 
     def offsets(some: int) -> Integers:
         drawn = _filled(some, lambda missing: _below(scale, missing, words))
-        return drawn[_coins(drawn / scale, lambda index: Fraction(int(drawn[index]), scale), words)]
+        kept: Integers = drawn[_coins(drawn / scale, lambda index: Fraction(int(drawn[index]), scale), words)]
+        return kept
 
     def propose(some: int) -> Integers:
         size = (_filled(some, offsets) + scale * _geometric(some, words)) // step
         negative = (words(some) & np.uint64(1)).astype(bool)
-        return np.where(negative, -size, size)[~(negative & (size == 0))]
+        kept: Integers = np.where(negative, -size, size)[~(negative & (size == 0))]
+        return kept
 
     return _filled(number, propose)
 
@@ -138,7 +141,7 @@ def _coins(
     drawn = words(len(exponents))
     uniform = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
     chance = np.exp(-exponents)
-    heads = uniform < chance
+    heads: np.ndarray[Any, np.dtype[np.bool_]] = uniform < chance
     for index in np.flatnonzero(np.abs(uniform - chance) <= TOLERANCE).tolist():
         heads[index] = _certain_coin(int(drawn[index]), exact(index), words)
     return heads

@@ -157,7 +157,7 @@ def on_lattice(phi: Tensor, privacy: Privacy) -> Tensor:
     steps = 2.0**privacy.bits
     scaled = phi.double() / privacy.clip
     shorten = (1 / scaled.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1) * (1 - 2.0**-40)
-    whole = (scaled * shorten * steps).trunc()
+    whole: Tensor = (scaled * shorten * steps).trunc()
     if bool((whole.long().square().sum(1) > int(steps) ** 2).any()):
         raise TrainingError("a feature is longer than statistics_clip allows; choose another statistics_clip")
     return whole
