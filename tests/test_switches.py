@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 
-from hospitals import TINY, digits, tiny_charter
+from hospitals import TINY, digits, tiny_charter, typed
 from oneflare.data import ClientData, Split
+from oneflare.disclosure import disclose
 from oneflare.ledger import Ledger
 from oneflare.member import make_upload
+from oneflare.report.federation import _privacy
 from oneflare.upload import read_layout, read_tensors
 from oneflare.upload.reading import _FIELDS
 from reliability.record import record_door
@@ -97,6 +99,38 @@ def test_what_a_switch_hides_is_nowhere_in_the_file(switch, tmp_path):
     for name, tensor in first.items():
         if not tensor.is_floating_point() and kind_of(name) != COUNTS:
             assert torch.equal(tensor, second[name]), f"{name} counts something"
+
+
+BOTH = TINY | {"method": "flare_analytic", "analytic": {"name": "random_conv", "filters": 3}}
+READ_FIRST = {
+    "statistics": ["This file identifies the images behind it", "found 100 % of the images", "statistics_epsilon"],
+    "both": ["This file identifies the images behind it", "a network that was trained on your images"],
+    "private": ["differentially private", "epsilon 1, delta 1e-05", "holds for one upload"],
+    "noised": ["without any formal promise of privacy", "The class counts carry noise"],
+    "moments": ["without any formal promise of privacy", "exact averages over your images"],
+}
+
+
+@pytest.mark.parametrize("kind", READ_FIRST)
+def test_whoever_lets_a_file_leave_reads_the_worst_first(kind, tmp_path, capsys):
+    upload_of({**SWITCHES, "both": BOTH}[kind], 37, tmp_path)
+    path = tmp_path / "37.safetensors"
+    assert READ_FIRST[kind][0] in disclose(path).first[0]
+    code, out, _ = typed(capsys, "upload", "show", str(path))
+    assert code == 0
+    words = " ".join(out.split())
+    places = [words.find(text) for text in READ_FIRST[kind]]
+    assert -1 not in places
+    assert max(places) < words.index("what it reveals")
+
+
+def test_the_card_names_all_that_uploads_hold():
+    weights, sums = "Uploads are trained weights", "exact sums over images"
+    for settings, held in ((TINY, (True, False)), (BOTH, (True, True)), (SWITCHES["statistics"], (False, True))):
+        text = _privacy(tiny_charter(settings=settings))
+        assert (weights in text, sums in text) == held
+        assert "no formal privacy is promised" in text
+    assert "(1, 1e-05)-differentially private" in _privacy(tiny_charter(settings=SWITCHES["private"]))
 
 
 @pytest.mark.soak
