@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("ONEFLARE_DATA", None)
+_HOME = tempfile.TemporaryDirectory(prefix="oneflare-home-")
+os.environ["ONEFLARE_HOME"] = _HOME.name
 torch.set_num_threads(1)
 
 settings.register_profile(
@@ -37,6 +40,12 @@ def same_answers(answers: torch.Tensor, logits: torch.Tensor) -> bool:
     """
     best, chosen = logits.max(1).values, logits.gather(1, answers[:, None]).squeeze(1)
     return bool((best - chosen <= 1e-5 * (1 + best.abs())).all())
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is a member that has spent nothing of its privacy budget yet."""
+    monkeypatch.setenv("ONEFLARE_HOME", str(tmp_path / ".home"))
 
 
 @pytest.fixture(scope="session")

@@ -241,7 +241,10 @@ def test_a_mean_of_a_class_without_images_is_refused(federation, written):
 def test_mistakes_are_named_before_training():
     for settings, reason in (
         ({"upload.evidence": "fishr"}, "unknown evidence 'fishr'; did you mean 'fisher'"),
-        ({"upload.evidence": "class_means", "upload.counts": "noised"}, "reveal which classes"),
+        ({"upload.evidence": "class_means", "upload.counts": "withheld"}, "class_means reveals which classes"),
+        ({"upload.evidence": "kronecker", "upload.counts": "withheld"}, "kronecker reveals which classes"),
+        ({"upload.evidence": "moments", "upload.counts": "noised"}, "averages over a client's images give their num"),
+        ({"train.holdout": 0.1, "upload.counts": "noised"}, "follows from the exact class counts"),
         ({"method": "analytic", "upload.evidence": "fisher"}, "no network to measure"),
     ):
         with pytest.raises(ConfigError, match=reason):

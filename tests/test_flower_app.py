@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import torch
 
 from flower_parts import MEMBERS, make_federation
 from oneflare.engine.flower import require_flower
+from reliability.record import record_door
 
 require_flower()
 
 from flwr.app import Context, RecordDict  # noqa: E402
 
-from oneflare.charter import FILE, read_charter, revised  # noqa: E402
+from oneflare.charter import FILE, new_charter, read_charter, revised  # noqa: E402
 from oneflare.coordinator import FederationFiles, fuse_federation, read_fused  # noqa: E402
 from oneflare.engine.flower.inprocess import InProcessGrid  # noqa: E402
 from oneflare.engine.flower.records import answer, read_answer  # noqa: E402
@@ -191,6 +193,71 @@ def test_mistakes_in_the_run_configuration(config, message):
 def test_mistakes_in_the_node_configuration(config, message):
     with pytest.raises(ConfigError, match=message):
         Node.of(config)
+
+
+PRIVATE = {
+    "method": "analytic",
+    "analytic": {"name": "random_conv", "filters": 3},
+    "upload": {"statistics_epsilon": 1.0, "counts": "withheld"},
+}
+
+
+def ask(folder: Path, rounds: int, **node) -> tuple[set[bytes], list[str]]:
+    """A coordinator that asks one member again and again: the different uploads it got, and the refusals."""
+    got: set[bytes] = set()
+    refused = []
+
+    def listen(message, context):
+        reply = client_app(message, context)
+        got.update(read_answer(reply.content)[1].values())
+        return reply
+
+    for _ in range(rounds):
+        try:
+            round_here(folder, [node_of(folder, "east", **node)], app=[listen])
+        except RunError:
+            refused.append(read_json(folder / "federation" / "flower.json")["left_out"]["1"])
+    return got, refused
+
+
+def other_terms(folder: Path) -> None:
+    """The same federation under a new identity."""
+    charter = new_charter(
+        "digits", PRIVATE, classes=[str(label) for label in range(10)], image={"size": 8, "channels": 1}
+    )
+    shutil.rmtree(folder / "federation")
+    charter.write(folder / "federation" / FILE)
+
+
+def test_a_coordinator_that_asks_again_gets_the_same_upload(tmp_path):
+    make_federation(tmp_path, **PRIVATE)
+    assert tuple(map(len, ask(tmp_path, 2))) == (1, 0)
+    other_terms(tmp_path)
+    got, refused = ask(tmp_path, 1)
+    assert got == set()
+    assert "budget=2 in --node-config" in refused[0]
+    assert "1 is spent" in refused[0]
+    assert len(ask(tmp_path, 1, budget="2")[0]) == 1
+    assert len(read_json(tmp_path / ".home" / "ledger" / "ledger.json")["answers"]) == 2
+
+
+@pytest.mark.soak
+def test_forty_rounds_average_no_noise_away(tmp_path):
+    make_federation(tmp_path, **PRIVATE)
+    same, none = ask(tmp_path, 40)
+    assert (len(same), none) == (1, [])
+    refusals = []
+    for _ in range(10):
+        other_terms(tmp_path)
+        got, refused = ask(tmp_path, 1)
+        assert got == set()
+        refusals += refused
+    record_door(
+        "budget",
+        promise="nobody averages a member's noise away by asking again",
+        tried="a coordinator on Flower: 40 rounds at epsilon 1 under the same terms, 10 under new ones",
+        outcome=f"one upload, 40 times the same bytes; {len(refusals)} of 10 refused: {refusals[0].split(';')[0]}",
+    )
 
 
 def round_on(deployment: Deployment, folder: Path, **settings) -> dict:

@@ -14,7 +14,8 @@ from oneflare.charter import revised
 from oneflare.disclosure import disclose
 from oneflare.errors import UploadError
 from oneflare.intake import take_in
-from oneflare.member import signer
+from oneflare.ledger import Ledger
+from oneflare.member import make_upload, member_data, signer
 from oneflare.signing import SigningKey, generate, public_key_of, read_key, verify
 from oneflare.upload import MANIFEST, read_manifest, seal_upload
 
@@ -237,11 +238,12 @@ def test_a_signature_is_for_one_digest_and_one_key(keys):
 
 
 def test_noise_on_counts_is_not_the_coordinators_to_redraw(images, tmp_path):
-    """In a simulation the noise follows from the seed; a real member draws it from the operating system."""
     charter = tiny_charter(settings=TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.1}})
     counts = []
     for name in ("a", "b"):
-        path = make(charter, images, tmp_path / f"{name}.safetensors", "north")
+        data, _ = member_data(charter, images)
+        out = tmp_path / f"{name}.safetensors"
+        path = make_upload(charter, data, out, member="north", ledger=Ledger(tmp_path / name)).path
         counts.append(take_in(charter, [path]).uploads["north"].counts)
     assert len(counts[0]) == len(DIGITS)
     assert not torch.equal(*counts)

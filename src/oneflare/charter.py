@@ -169,10 +169,9 @@ class Charter(Section):
         """A member's number: the name of its random streams, the same wherever and whenever it trains."""
         return derive(0, "member", self.id, member) >> 11
 
-    def job(self, member: str, folder: Path, secret: int | None = None) -> ClientJob:
-        """What `client.train_client` needs; the noise on class counts comes from the operating system."""
-        secret = secrets.randbits(62) if secret is None else secret
-        return ClientJob(self.terms, self.contract, self.client(member), folder, self.image.mirror, secret=secret)
+    def job(self, member: str, folder: Path) -> ClientJob:
+        """What `client.train_client` needs."""
+        return ClientJob(self.terms, self.contract, self.client(member), folder, self.image.mirror)
 
     def member_of(self, public: str) -> str | None:
         """Whose key this is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ from oneflare.config import Experiment
 from oneflare.data import ClientData, Split, prepare
 from oneflare.evidence import measure_evidence
 from oneflare.nn import PrototypeNetwork, build_feature_map
+from oneflare.noise import Words, noise_words
 from oneflare.seeds import torch_generator
-from oneflare.statistics import measure, pack, privatise
+from oneflare.statistics import measure, measure_on_lattice, pack, privatise
 from oneflare.upload import KNOWN, Contract, write_upload
 
 CALIBRATION_BATCH = 256
@@ -34,8 +34,6 @@ class ClientJob:
     encoder: nn.Module | None = None
     bank: Path | None = None
     """the teacher's features of the public images, where the objective has a public bank"""
-    secret: int | None = None
-    """seed of the noise on class counts; simulations use the experiment's, which the server knows"""
     precision: str | None = None
     """float32 or bfloat16, as the run decided for all its clients; None: the machine that trains decides"""
 
@@ -57,12 +55,14 @@ def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | N
         return None
     image, classes = job.contract.image, len(job.contract.classes)
     features = build_feature_map(plan.feature_map, image.channels, image.size, plan.bound)
-    statistics = measure(features, data.images, data.labels, classes)
-    if plan.privacy is not None:
-        seed = job.experiment.upload.statistics_noise_seed
-        generator = torch_generator(secrets.randbits(62) if seed is None else seed, job.client, "statistics noise")
-        statistics = privatise(statistics, plan.privacy, generator)
-    return pack(statistics, plan.dtype)
+    if plan.privacy is None:
+        return pack(measure(features, data.images, data.labels, classes), plan.dtype)
+    exact = measure_on_lattice(features, data.images, data.labels, classes, plan.privacy)
+    return pack(privatise(exact, plan.privacy, _noise(job, "statistics")), plan.dtype)
+
+
+def _noise(job: ClientJob, purpose: str) -> Words:
+    return noise_words(job.experiment.upload.statistics_noise_seed, job.client, purpose)
 
 
 def hold_out(data: ClientData, share: float, stream: tuple[int, int]) -> tuple[ClientData, ClientData | None]:
@@ -136,7 +136,7 @@ def send(
         client=job.client,
         counts=data.counts,
         epoch=epoch,
-        seed=job.experiment.seed if job.secret is None else job.secret,
+        words=_noise(job, "counts"),
         counts_mode=upload.counts,
         counts_epsilon=upload.counts_epsilon,
         dtype=upload.dtype,

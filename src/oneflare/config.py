@@ -160,16 +160,19 @@ class UploadConfig(Section):
     """What leaves a client."""
 
     counts: Literal["exact", "noised", "withheld"] = "exact"
-    counts_epsilon: float = Field(1.0, gt=0, description="privacy budget of noised counts")
+    counts_epsilon: float = Field(1.0, ge=1e-6, description="privacy budget of noised counts")
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     statistics_dtype: Literal["float32", "int16"] = "float32"
     statistics_epsilon: float | None = Field(
-        None, gt=0, description="privacy budget of noised statistics; default: exact"
+        None, ge=1e-6, description="privacy budget of noised statistics; default: exact"
     )
     statistics_delta: float = Field(1e-5, gt=0, lt=1)
     statistics_clip: float = Field(1.0, gt=0, description="largest norm of an image's features in noised statistics")
     statistics_noise_seed: int | None = Field(
-        None, ge=0, description="for simulations only; default: the operating system's randomness"
+        None,
+        ge=0,
+        description="seed of the noise on statistics and counts, for simulations that are to be repeated: such noise "
+        "hides nothing; default: noise from the operating system, which nobody can draw again",
     )
     evidence: Names = Field((), description="what clients measure of their networks for fusions that need it")
 

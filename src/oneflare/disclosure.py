@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ class Disclosure:
     signature: str
     """none | valid | not valid"""
     key: str | None
+    first: tuple[str, ...]
+    """what whoever lets the file leave must know before all else, most serious first"""
     fields: tuple[Field, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def disclose(path: Path) -> Disclosure:
             str(manifest["digest"]),
             signature,
             signer,
+            tuple(_first(manifest, sizes)),
             tuple(_fields(manifest, sizes, tensors, size)),
         )
     except (TypeError, AttributeError, ValueError, KeyError):
@@ -132,6 +136,48 @@ def _fields(
     yield Field("manifest", rest, "the federation's terms, sizes, digests, signature", "nothing about your data")
 
 
+def _first(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[str]:
+    """The consequences of letting the file leave, in sentences."""
+    plan = manifest.get("statistics") or {}
+    privacy = plan.get("privacy")
+    held = {prefix for prefix in (ENCODER, STATISTICS, EVIDENCE) if any(name.startswith(prefix) for name in sizes)}
+    if STATISTICS in held and not privacy:
+        yield (
+            "This file identifies the images behind it. It holds exact sums over them: whoever has it and an image can "
+            "tell whether that image is among yours. Our own attack on such files found 100 % of the images, with one "
+            "false alarm in a hundred (AUC 0.997; digits, few images per member). From a class with a single image, "
+            "that image's features can be read directly. Let it leave only to somebody who may also see the images; "
+            "otherwise ask the coordinator for terms with upload.statistics_epsilon."
+        )
+    if STATISTICS in held and privacy:
+        epsilon, delta = float(privacy["epsilon"]), float(privacy["delta"])
+        yield (
+            "This file is differentially private: it would look nearly the same if any one of the images had been "
+            f"another (epsilon {epsilon:g}, delta {delta:g}: no event becomes more than {_times(epsilon)} as likely, "
+            f"up to a probability of {delta:g}). The number of images is not hidden. The promise holds for one upload; "
+            "another about the same images adds its epsilon, and your ledger refuses it unless you raise your budget."
+        )
+    if ENCODER in held:
+        yield (
+            "This file holds a network that was trained on your images, without any formal promise of privacy: an "
+            "expert may find out whether an image they already have was used, and what is typical of a class."
+        )
+    if EVIDENCE in held:
+        yield "It also holds exact averages over your images, which make such attacks easier."
+    if manifest.get("counts") == "noised":
+        yield (
+            "The class counts carry noise, which hides single images and not the shares of classes; another upload "
+            "about the same images adds to what is known, and your ledger refuses it unless you raise your budget."
+        )
+
+
+def _times(epsilon: float) -> str:
+    """exp(epsilon) for people."""
+    if epsilon > math.log(1000):
+        return "a thousand times, so the promise is worth little,"
+    return f"{math.exp(epsilon):.3g} times"
+
+
 def _volume(manifest: Mapping[str, Any], sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> Field:
     total, mode = int(manifest["samples"]), manifest.get("counts")
     if COUNTS not in sizes:
@@ -158,5 +204,8 @@ def _statistics(manifest: Mapping[str, Any], size: int) -> Field:
             f"delta {privacy.get('delta'):g})"
         )
     else:
-        reveals = "averages over each class; with a handful of images in a class, close to the features of each of them"
+        reveals = (
+            "which images are yours, to anybody who has a copy of them; exactly how many of each class; with a single "
+            "image in a class, that image's features"
+        )
     return Field("statistics", size, holds, reveals)

@@ -32,6 +32,10 @@ class RunError(OneFlareError):
     """A run folder that is in use, incomplete, or belongs to another experiment."""
 
 
+class BudgetError(OneFlareError):
+    """An answer that would reveal more about a member's images than the member has agreed to."""
+
+
 class WorkError(RunError):
     """Input was right, and part of the work failed all the same."""
 

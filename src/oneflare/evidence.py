@@ -42,6 +42,9 @@ EVIDENCE = {
 IMPLIED = {"kronecker": "gram"}
 """what comes with it"""
 
+LABELLED = ("class_means", "fisher", "kronecker")
+"""what is measured with the images' labels, so that it tells which classes there are"""
+
 MEAN, VARIANCE, CLASS_MEANS = "moments.mean", "moments.variance", "class_means"
 FISHER, INPUTS, GRADIENTS = "fisher.", "inputs.", "gradients."
 FIELDS = {"moments.": "moments", CLASS_MEANS: CLASS_MEANS, FISHER: "fisher", INPUTS: "gram", GRADIENTS: "kronecker"}

@@ -32,7 +32,8 @@ from oneflare.client import (
 from oneflare.data import Augmentation, ClientData, Split
 from oneflare.data.local import LocalData, read_local
 from oneflare.errors import RunError, TrainingError, UploadError
-from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json
+from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_bytes, write_json
+from oneflare.ledger import Balance, Ledger, Question, ledger_folder
 from oneflare.nn.hardware import one_thread
 from oneflare.seeds import torch_generator
 from oneflare.signing import SigningKey
@@ -103,6 +104,8 @@ class Made:
     manifest: dict[str, Any]
     summary: ClientSummary
     complete_before: bool
+    balance: Balance | None = None
+    """what is spent of the member's privacy budget, where the terms promise privacy"""
 
 
 def make_upload(
@@ -113,8 +116,16 @@ def make_upload(
     member: str,
     key: SigningKey | None = None,
     observe: EpochObserver | None = None,
+    ledger: Ledger | None = None,
 ) -> Made:
-    """Train if needed, then write the one file, under the member's name and signed if a key is given."""
+    """Train if needed, then write the one file, under the member's name and signed if a key is given.
+
+    Under private terms the ledger (by default, that of the member's home) has the last word: what was answered before
+    is given again, and a new answer is refused where the budget is spent.
+    """
+    question = Question.of(charter, member, data)
+    if question is not None:
+        return _answer(charter, data, out, question, ledger or Ledger(ledger_folder(None)), key, observe)
     folder = work_folder(out)
     summary = train_member(charter, data, member, folder, observe)
     trained = ClientFiles(folder).upload
@@ -124,6 +135,38 @@ def make_upload(
             return Made(out, manifest, summary, complete_before=True)
     manifest = seal_upload(trained, out, member=member, created=now(), sign=None if key is None else signer(key))
     return Made(out, manifest, summary, complete_before=False)
+
+
+def _answer(
+    charter: Charter,
+    data: ClientData,
+    out: Path,
+    question: Question,
+    ledger: Ledger,
+    key: SigningKey | None,
+    observe: EpochObserver | None,
+) -> Made:
+    """An upload under private terms: entered into the ledger before it is written to `out`."""
+    member, sign = question.member, None if key is None else signer(key)
+    with ledger.locked():
+        kept = ledger.find(question, out)
+    summary = ClientSummary(charter.client(member), "trained", len(data), data.classes)
+    complete = kept is not None
+    if kept is None:
+        folder = work_folder(out)
+        summary = train_member(charter, data, member, folder, observe)
+
+        def write(path: Path) -> dict[str, Any]:
+            return seal_upload(ClientFiles(folder).upload, path, member=member, created=now(), sign=sign)
+
+        kept = ledger.record(question, write, out)
+    manifest = read_manifest(kept)
+    signed = (manifest.get("signature") or {}).get("key")
+    if kept != out and (manifest.get("member"), signed) == (member, None if key is None else key.public):
+        write_bytes(out, kept.read_bytes())
+    elif kept != out:
+        manifest = seal_upload(kept, out, member=member, created=now(), sign=sign)
+    return Made(out, manifest, summary, complete, ledger.balance(question))
 
 
 def _same_upload(trained: Path, out: Path, member: str, key: SigningKey | None) -> dict[str, Any] | None:

@@ -24,9 +24,10 @@ from safetensors.torch import load_file
 from oneflare.data import ImageSpec
 from oneflare.files import digest_of, tensor_digest
 from oneflare.nn import initial_network
+from oneflare.noise import SeededWords
 from oneflare.privacy import Privacy
 from oneflare.seeds import numpy_generator
-from oneflare.statistics import Plan, measure, pack, privatise
+from oneflare.statistics import Plan, measure, measure_on_lattice, pack, privatise
 from oneflare.upload import ENCODER, MANIFEST, Contract, read_upload, write_upload
 
 SPEC = {"name": "conv4", "width": 2, "dim": 8}
@@ -96,9 +97,12 @@ def _honest(folder: Path, network: Any, terms: dict[str, Any], options: dict[str
         generator = torch.Generator().manual_seed(0)
         labels = torch.repeat_interleave(torch.arange(4), counts)
         images = torch.randint(0, 256, (9, 1, 8, 8), generator=generator, dtype=torch.uint8)
-        statistics = measure(build_feature_map(plan.feature_map, 1, 8, plan.bound), images, labels, 4)
-        if plan.privacy is not None:
-            statistics = privatise(statistics, plan.privacy, generator)
+        features = build_feature_map(plan.feature_map, 1, 8, plan.bound)
+        if plan.privacy is None:
+            statistics = measure(features, images, labels, 4)
+        else:
+            exact = measure_on_lattice(features, images, labels, 4, plan.privacy)
+            statistics = privatise(exact, plan.privacy, SeededWords(0))
         options = options | {"statistics": pack(statistics, plan.dtype)}
     path = folder / "honest.safetensors"
     settings = {"client": 2, "counts": counts, "epoch": 7} | options

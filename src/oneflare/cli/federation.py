@@ -206,6 +206,12 @@ def train(
         typer.Option("--name", help="Your name; default: the member your key belongs to, else a random one."),
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Private key to sign with.")] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget", min=0, help="Most epsilon to spend for an image under private terms; default: one answer."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the data, estimate time and size, stop.")] = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
@@ -227,6 +233,7 @@ def train(
     from oneflare.cli.show_federation import announce, disclosure, member_progress
     from oneflare.disclosure import disclose
     from oneflare.errors import ConfigError
+    from oneflare.ledger import Ledger, ledger_folder
     from oneflare.member import estimate, make_upload, member_data
     from oneflare.signing import read_key
     from oneflare.study.estimate import duration
@@ -250,17 +257,51 @@ def train(
             )
         return
     with member_progress(charter, enabled=not quiet) as observe:
-        made = make_upload(charter, found, out, member=member, key=signing, observe=observe)
+        ledger = Ledger(ledger_folder(key), budget)
+        made = make_upload(charter, found, out, member=member, key=signing, observe=observe, ledger=ledger)
     content = disclose(out)
     if json:
-        show.as_json(content.to_dict() | {"fingerprint": charter.fingerprint, "summary": made.summary.to_dict()})
+        spent = None if made.balance is None else made.balance.to_dict()
+        more = {"fingerprint": charter.fingerprint, "summary": made.summary.to_dict(), "budget": spent}
+        show.as_json(content.to_dict() | more)
     elif not quiet:
         disclosure(content)
+        if made.balance is not None:
+            show.line(made.balance.text())
         state = "complete before, nothing to do" if made.complete_before else f"{made.summary.train_seconds:.1f} s"
         show.line(f"trained ({state}). Send {out} to the coordinator of {charter.name}, by any road; nothing else.")
         show.line(f"fingerprint of the terms: {short(charter.fingerprint)}; compare it with the coordinator's")
         if signing is None:
             show.line("not signed: the coordinator cannot tell who made it; --key signs it")
+
+
+@client.command("budget")
+def show_budget(
+    key: Annotated[
+        Path | None, typer.Option("--key", help="Your private key: its ledger lies beside it; none: that of your home.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show which answers about your images you gave under private terms, and what they cost.
+
+    [bold]Example[/bold]
+
+      oneflare client budget --key north.key
+    """
+    from oneflare.cli import show
+    from oneflare.ledger import DIGITS, Ledger, ledger_folder
+
+    ledger = Ledger(ledger_folder(key))
+    answers = ledger.answers()
+    if json:
+        show.as_json({"ledger": str(ledger.file), "answers": [answer.to_dict() for answer in answers]})
+        return
+    show.line(f"{ledger.file}: {len(answers)} answer{'' if len(answers) == 1 else 's'} under private terms")
+    for answer in answers:
+        show.line(
+            f"{answer.created[:19]} {answer.name}, as {answer.member}: epsilon {answer.epsilon:g}, delta "
+            f"{answer.delta:g} for {len(answer.images) // DIGITS} images; kept as {ledger.kept(answer)}"
+        )
 
 
 @upload.command("show")

@@ -79,12 +79,14 @@ def member_progress(charter: Charter, *, enabled: bool) -> Iterator[EpochObserve
 
 
 def disclosure(content: Disclosure) -> None:
-    """Fields, bytes, what each reveals."""
+    """What must be known first; then fields, bytes, what each reveals."""
     console = console_for()
     console.print(f"[bold]{escape(str(content.path))}[/bold]: {size_text(content.size_bytes)}")
     signed = {"none": "not signed", "valid": f"signed with {content.key}", "not valid": "[red]BAD SIGNATURE[/red]"}
     who = escape(str(content.member)) if content.member else "no name"
     console.print(f"from {who}, for federation {escape(short(content.federation))}, {signed[content.signature]}")
+    for position, text in enumerate(content.first):
+        console.print(f"[bold]{escape(text)}[/bold]" if position == 0 else escape(text))
     table = Table()
     for name in ("field", "bytes", "what it is", "what it reveals"):
         table.add_column(name, justify="right" if name == "bytes" else "left", no_wrap=name in ("field", "bytes"))

@@ -2,13 +2,16 @@
 
 The node's owner decides by `--node-config`: `data` (class folder or parquet), `member` (its name), and, optionally,
 `key` (private key to sign with), `federation` (own copy of federation.yaml; other terms are refused), `out` (leave the
-upload on disk too, with what resuming needs beside it), `image-column` and `label-column` of a parquet file.
+upload on disk too, with what resuming needs beside it), `budget` (the most epsilon to spend for an image under private
+terms; without it, one answer), `image-column` and `label-column` of a parquet file. What was answered is kept in the
+ledger beside the key, or in the home folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,10 +28,11 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from oneflare.charter import FILE, Charter, read_charter, short  # noqa: E402
 from oneflare.engine.flower.records import UPLOAD, answer, read_question  # noqa: E402
 from oneflare.errors import ConfigError, did_you_mean  # noqa: E402
+from oneflare.ledger import Ledger, ledger_folder  # noqa: E402
 from oneflare.member import make_upload, member_data  # noqa: E402
 from oneflare.signing import SigningKey, read_key  # noqa: E402
 
-KEYS = ("data", "member", "key", "federation", "out", "image-column", "label-column")
+KEYS = ("data", "member", "key", "federation", "out", "budget", "image-column", "label-column")
 log = logging.getLogger("flwr")
 app = ClientApp()
 
@@ -44,8 +48,10 @@ def train(message: Message, context: Context) -> Message:
     for note in notes:
         log.info("note: %s", note)
     with node.target() as out:
-        made = make_upload(charter, data, out, member=member, key=key)
+        made = make_upload(charter, data, out, member=member, key=key, ledger=node.ledger())
         content = made.path.read_bytes()
+    if made.balance is not None:
+        log.info("%s", made.balance.text())
     log.info("%s sends %d bytes, digest %s", member, len(content), made.manifest["digest"][:16])
     return Message(answer({"member": member}, {UPLOAD: content}), reply_to=message)
 
@@ -61,6 +67,7 @@ class Node:
     out: Path | None = None
     image_column: str | None = None
     label_column: str | None = None
+    budget: float | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Node:
@@ -84,7 +91,12 @@ class Node:
             out,
             texts.get("image-column"),
             texts.get("label-column"),
+            _budget(config.get("budget")),
         )
+
+    def ledger(self) -> Ledger:
+        """Where the owner's privacy budget is kept."""
+        return Ledger(ledger_folder(self.key), self.budget)
 
     def charter(self, text: str) -> Charter:
         """The coordinator's terms; if the owner keeps a copy of the charter, they must be the same."""
@@ -120,3 +132,15 @@ class Node:
             return
         with tempfile.TemporaryDirectory(prefix="oneflare-") as folder:
             yield Path(folder) / UPLOAD
+
+
+def _budget(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigError(f"--node-config: budget={value!r:.40} is not a number of at least 0, such as budget=2")
+    return number

@@ -7,7 +7,7 @@ from typing import Any
 from oneflare.config import Experiment, Layer, TrainConfig, expand, merge, validate
 from oneflare.data import PARTITIONS, SOURCES
 from oneflare.errors import ConfigError, did_you_mean
-from oneflare.evidence import EVIDENCE
+from oneflare.evidence import EVIDENCE, LABELLED
 from oneflare.fusion import FUSIONS, check_needs, offered_fields
 from oneflare.methods.recipes import find_method
 from oneflare.methods.systems import check_systems, complete_objective
@@ -95,10 +95,21 @@ def _check_evidence(experiment: Experiment) -> None:
             raise ConfigError(f"upload.evidence: unknown evidence '{name}'{did_you_mean(name, EVIDENCE)}")
     if upload.evidence and not experiment.trains:
         raise ConfigError("upload.evidence: there is no network to measure; leave it out, or train one")
-    if "class_means" in upload.evidence and upload.counts != "exact":
+    if upload.evidence and upload.counts == "noised":
         raise ConfigError(
-            f"upload.counts={upload.counts}: class_means reveal which classes a client has; set upload.counts=exact "
-            "or leave class_means out of upload.evidence"
+            "upload.counts=noised: exact averages over a client's images give their number away; set "
+            "upload.counts=exact or leave upload.evidence out"
+        )
+    for name in LABELLED if upload.counts == "withheld" else ():
+        if name in upload.evidence:
+            raise ConfigError(
+                f"upload.counts=withheld: {name} reveals which classes a client has; set upload.counts=exact "
+                f"or leave {name} out of upload.evidence"
+            )
+    if experiment.train.holdout > 0 and upload.counts != "exact":
+        raise ConfigError(
+            f"upload.counts={upload.counts}: the trust that train.holdout measures follows from the exact class "
+            "counts; set upload.counts=exact or train.holdout=0"
         )
 
 

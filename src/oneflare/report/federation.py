@@ -92,13 +92,20 @@ def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
 
 
 def _privacy(charter: Charter) -> str:
-    if charter.terms.trains:
-        return "Uploads are trained weights: they hold no image, but no formal privacy is promised for them."
-    epsilon = charter.terms.upload.statistics_epsilon
-    if epsilon is None:
-        return "Uploads are exact sums over images: they hold no image, but no formal privacy is promised for them."
-    delta = charter.terms.upload.statistics_delta
-    return f"Each upload is ({epsilon:g}, {delta:g})-differentially private for every image in it."
+    """What uploads hold, and what is promised for it."""
+    terms = charter.terms
+    epsilon, delta = terms.upload.statistics_epsilon, terms.upload.statistics_delta
+    if epsilon is not None:
+        return (
+            f"Each upload is ({epsilon:g}, {delta:g})-differentially private for every image in it; the number of "
+            "images is not hidden, and a second upload about the same images would add its epsilon."
+        )
+    held = ["trained weights"] if terms.trains else []
+    if terms.analytic["name"] != "none":
+        held.append("exact sums over images, from which anybody with a copy of an image can tell whether it was used")
+    if terms.upload.evidence:
+        held.append(f"exact averages over images ({', '.join(terms.upload.evidence)})")
+    return f"Uploads are {'; and '.join(held)}. They hold no image, but no formal privacy is promised for them."
 
 
 def card(charter: Charter, content: dict[str, Any]) -> str:

@@ -27,10 +27,11 @@ from oneflare.methods.resolve import ARRAYS
 from oneflare.nn import PrototypeNetwork, build_feature_map
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import one_thread
+from oneflare.noise import SeededWords
 from oneflare.privacy import Privacy
 from oneflare.seeds import torch_generator
 from oneflare.stages import read_experiment
-from oneflare.statistics import Statistics, measure, pack, privatise, unpack
+from oneflare.statistics import Statistics, measure, measure_on_lattice, pack, privatise, unpack
 from oneflare.upload import Contract, Upload, disclose, shrink
 
 FALSE_POSITIVES = 0.01
@@ -246,11 +247,12 @@ def statistics_rows(federation: Federation, uploads: UploadSet, dataset: Dataset
             if epsilon == used:
                 statistics = upload.statistics()
             else:
-                statistics = measure(features, data.images, data.labels, len(contract.classes))
-                if privacy is not None:
-                    generator = torch_generator(federation.experiment.seed, upload.client, "audit noise")
-                    statistics = privatise(statistics, privacy, generator)
-                statistics = unpack(pack(statistics, plan.dtype if privacy is None else "float32"))
+                own = data.images, data.labels, len(contract.classes)
+                if privacy is None:
+                    statistics = unpack(pack(measure(features, *own), plan.dtype))
+                else:
+                    words = SeededWords(federation.experiment.seed, upload.client, "audit")
+                    statistics = unpack(pack(privatise(measure_on_lattice(features, *own, privacy), privacy, words)))
             guesses.append(shares(statistics.counts))
             truths.append(shares(data.counts))
             pair = matched(data, dataset, federation.experiment.seed, upload.client)
@@ -272,7 +274,7 @@ def counts_rows(federation: Federation, uploads: UploadSet) -> list[Row]:
     budgets = sorted({*EPSILONS, *([config.counts_epsilon] if config.counts == "noised" else [])}, reverse=True)
     for epsilon in budgets:
         told = [
-            disclose(count, "noised", epsilon, federation.experiment.seed, upload.client)
+            disclose(count, "noised", epsilon, SeededWords(federation.experiment.seed, upload.client, "audit"))
             for count, upload in zip(counts, uploads, strict=True)
         ]
         guessed = torch.stack([shares(count) for count in told if count is not None])

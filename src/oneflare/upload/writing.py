@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from oneflare.files import digest_of, tensor_digest, write_bytes
 from oneflare.nn import PrototypeNetwork
-from oneflare.seeds import numpy_generator
+from oneflare.noise import Words, discrete_laplace, system_words
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -29,6 +30,11 @@ from oneflare.upload.contract import (
 )
 from oneflare.upload.reading import parse_manifest, read_header
 
+BATCHES = "num_batches_tracked"
+EPSILON_STEPS = 1 << 40
+LARGEST_EPSILON = float(1 << 20)
+"""a larger budget leaves the counts as they are just the same"""
+
 
 def write_upload(
     path: Path,
@@ -38,7 +44,7 @@ def write_upload(
     client: int,
     counts: Tensor,
     epoch: int,
-    seed: int = 0,
+    words: Words = system_words,
     counts_mode: str = "exact",
     counts_epsilon: float = 1.0,
     dtype: str = "float32",
@@ -48,17 +54,17 @@ def write_upload(
 ) -> None:
     """Write a client's message; what leaves is decided by `counts_mode` and `dtype`.
 
-    network: None where clients only measure. statistics: packed, see `oneflare.statistics`. evidence: see
-    `oneflare.evidence`.
+    network: None where clients only measure. words: where the noise on counts comes from.
+    statistics: packed, see `oneflare.statistics`. evidence: see `oneflare.evidence`.
     """
     tensors: dict[str, Tensor] = {}
     if network is not None:
         for name, tensor in network.encoder.state_dict().items():
-            tensors |= shrink(ENCODER + name, tensor.detach().cpu(), dtype)
+            tensors |= shrink(ENCODER + name, _without_volume(name, tensor.detach().cpu()), dtype)
         tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
     tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (statistics or {}).items()}
     tensors |= {EVIDENCE + name: tensor.contiguous() for name, tensor in (evidence or {}).items()}
-    disclosed = disclose(counts, counts_mode, counts_epsilon, seed, client)
+    disclosed = disclose(counts, counts_mode, counts_epsilon, words)
     if disclosed is not None:
         tensors[COUNTS] = disclosed
     samples = int(counts.sum()) if disclosed is None else max(1, round(float(disclosed.sum())))
@@ -103,15 +109,25 @@ def shrink(name: str, tensor: Tensor, dtype: str) -> dict[str, Tensor]:
     return {name: quantised.view_as(tensor).contiguous(), name + SCALE: scale}
 
 
-def disclose(counts: Tensor, mode: str, epsilon: float, seed: int, client: int) -> Tensor | None:
-    """Class counts as the member agreed to reveal them; noise is Laplace(1/epsilon), then rounded and clipped."""
+def _without_volume(name: str, tensor: Tensor) -> Tensor:
+    """Batch normalisation counts its batches, from which the number of images follows; no fusion needs that."""
+    return torch.zeros_like(tensor) if name.rpartition(".")[2] == BATCHES else tensor
+
+
+def disclose(counts: Tensor, mode: str, epsilon: float, words: Words) -> Tensor | None:
+    """Class counts as the member agreed to reveal them.
+
+    The noise is the discrete Laplace, P(x) ~ exp(-epsilon |x|) with epsilon rounded down to a multiple of 2^-40: the
+    counts are epsilon-differentially private for one image more or less. They are then cut at zero.
+    """
     if mode == "withheld":
         return None
-    values = counts.double().cpu()
+    values = counts.cpu().long()
     if mode == "noised":
-        noise = numpy_generator(seed, client, "count noise").laplace(0.0, 1 / epsilon, len(values))
-        values = (values + torch.from_numpy(noise)).round().clamp(min=0)
-    return values.long()
+        step = math.floor(min(epsilon, LARGEST_EPSILON) * EPSILON_STEPS)
+        noise = discrete_laplace(len(values), EPSILON_STEPS, step, words)
+        values = (values + torch.from_numpy(noise)).clamp(min=0)
+    return values
 
 
 def seal_upload(
