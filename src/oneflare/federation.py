@@ -371,6 +371,7 @@ class Federation:
                 "test": len(self.dataset.test.labels),
                 "public": 0 if self.dataset.public is None else len(self.dataset.public.labels),
                 "classes": list(self.dataset.classes),
+                "notes": list(self.dataset.notes),
             },
             "partition": {
                 **self.partition.to_dict(),

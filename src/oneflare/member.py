@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,8 @@ from oneflare.client import (
     train_client,
 )
 from oneflare.data import Augmentation, ClientData, Split
+from oneflare.data.images import Damaged
+from oneflare.data.labelled import left_out_note
 from oneflare.data.local import LocalData, read_local
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json
@@ -43,14 +45,42 @@ TIMED_STEPS = 6
 TIMED_IMAGES = 128
 
 
+class MemberData(NamedTuple):
+    """A member's images, and what their reader did to them."""
+
+    data: ClientData
+    notes: tuple[str, ...]
+    """what had to be done to make them fit, for the member alone"""
+    damaged: tuple[Damaged, ...] = ()
+    """images that were left out"""
+
+
 def member_data(
-    charter: Charter, path: Path, *, image_column: str | None = None, label_column: str | None = None
-) -> tuple[ClientData, tuple[str, ...]]:
-    """A member's images, checked against the charter, and what had to be done to make them fit."""
+    charter: Charter,
+    path: Path,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    skip_damaged: bool = False,
+) -> MemberData:
+    """A member's images, checked against the charter."""
     local: LocalData = read_local(
-        path, charter.classes, charter.image.spec(), image_column=image_column, label_column=label_column
+        path,
+        charter.classes,
+        charter.image.spec(),
+        image_column=image_column,
+        label_column=label_column,
+        skip_damaged=skip_damaged,
     )
-    return ClientData.of(local.split, len(charter.classes)), local.notes
+    return MemberData(ClientData.of(local.split, len(charter.classes)), local.notes, local.damaged)
+
+
+def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:
+    """What the coordinator is told about images that were left out: never their names, nor a number that was withheld."""
+    if not found.damaged:
+        return ()
+    exact = charter.terms.upload.counts == "exact"
+    return (left_out_note(len(found.damaged), len(found.damaged) + len(found.data) if exact else None),)
 
 
 def train_member(
@@ -113,16 +143,21 @@ def make_upload(
     member: str,
     key: SigningKey | None = None,
     observe: EpochObserver | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Made:
-    """Train if needed, then write the one file, under the member's name and signed if a key is given."""
+    """Train if needed, then write the one file, under the member's name and signed if a key is given.
+
+    notes: what the coordinator should know of the data; they are part of the upload.
+    """
     folder = work_folder(out)
     summary = train_member(charter, data, member, folder, observe)
     trained = ClientFiles(folder).upload
     if out.exists():
         manifest = _same_upload(trained, out, member, key)
-        if manifest is not None:
+        if manifest is not None and tuple(manifest.get("notes", ())) == notes:
             return Made(out, manifest, summary, complete_before=True)
-    manifest = seal_upload(trained, out, member=member, created=now(), sign=None if key is None else signer(key))
+    sign = None if key is None else signer(key)
+    manifest = seal_upload(trained, out, member=member, created=now(), sign=sign, notes=notes)
     return Made(out, manifest, summary, complete_before=False)
 
 
