@@ -76,7 +76,7 @@ def member_data(
 
 
 def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:
-    """What the coordinator is told about images that were left out: never their names, nor a number that was withheld."""
+    """What the coordinator is told of images that were left out: no names, and no number where counts are withheld."""
     if not found.damaged:
         return ()
     exact = charter.terms.upload.counts == "exact"

@@ -270,8 +270,15 @@ def train(
     if dry_run:
         guess = estimate(charter, found)
         if json:
-            content = {"samples": len(found), "seconds": guess.seconds, "upload_bytes": guess.upload_bytes}
-            show.as_json(content | {"notes": list(images.notes), "damaged": [row._asdict() for row in images.damaged]})
+            show.as_json(
+                {
+                    "samples": len(found),
+                    "seconds": guess.seconds,
+                    "upload_bytes": guess.upload_bytes,
+                    "notes": list(images.notes),
+                    "damaged": [row._asdict() for row in images.damaged],
+                }
+            )
         else:
             list_damaged(images.damaged)
             show.line(

@@ -189,7 +189,8 @@ def _is_deep(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> boo
         if "transparency" in image.info and rule is not None:
             raise Refusal("it has a transparent grey value and more than 8 bits; save it without transparency")
         return True
-    arguments = image.tile[0][3] if getattr(image, "tile", None) else ""
+    tiles = getattr(image, "tile", None)
+    arguments = tiles[0][3] if tiles else ""
     raw = arguments if isinstance(arguments, str) else str(arguments[0]) if arguments else ""
     if ";16" in raw:
         if rule is None or rule.bits != 16:

@@ -125,7 +125,8 @@ def seal_upload(
 ) -> dict[str, Any]:
     """Copy an upload under its member's name and the moment it was made, signed if `sign` signs its new digest.
 
-    The digest covers both, and the `notes` for the coordinator; the tensors stay as they are, byte for byte. Returns the manifest.
+    The digest covers both, and the `notes` for the coordinator; the tensors stay as they are, byte for byte. Returns
+    the manifest.
     """
     header = read_header(source, SIZE_LIMIT, HEADER_LIMIT)
     old = parse_manifest(source, header)
