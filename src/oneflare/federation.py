@@ -53,6 +53,9 @@ class Observer:
     def fusion_step(self, fusion: str, step: int, steps: int) -> None:
         """A fusion that trains has done this many of its steps."""
 
+    def note(self, text: str) -> None:
+        """What was done to the data as they were read."""
+
     def warn(self, text: str) -> None:
         """Something the user should know."""
 

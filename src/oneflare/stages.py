@@ -149,7 +149,7 @@ def run_experiment(
             observer.stage("reading data")
             dataset = load(experiment.data)
             for note in dataset.notes:
-                observer.warn(note)
+                observer.note(note)
         federation = Federation.build(experiment, files, dataset, parts, encoder)
         write_json(files.partition, federation.partition.to_dict())
         observer.begin(experiment, dataset, federation.partition)

@@ -7,6 +7,7 @@ Nothing is guessed: an image that the rule does not cover is refused with the re
 from __future__ import annotations
 
 import io
+import math
 import os
 import warnings
 from collections import Counter
@@ -36,6 +37,8 @@ MOST_PIXELS = 80_000_000
 """of one image; it is refused before it is decoded"""
 ORIENTATION = 0x0112
 PHOTOMETRIC = 262
+FEW = 2
+"""sizes that a note tells one by one"""
 GREY_MODES = ("1", "L", "LA", "La", "F")
 
 
@@ -327,8 +330,11 @@ class Tally:
         size, rule = f"{self.image.size}x{self.image.size}", self.image.pixels or Pixels()
         from_sizes = ""
         if self.reduced:
-            least, most = (f"{w}x{h}" for w, h in (edge(self.reduced, key=_area) for edge in (min, max)))
-            from_sizes = f"from {least}" if len(self.reduced) == 1 else f"from sizes between {least} and {most}"
+            sizes = [
+                f"{width}x{height}" for width, height in sorted(self.reduced, key=lambda size: (math.prod(size), size))
+            ]
+            few = " and ".join(sizes)
+            from_sizes = f"from {few}" if len(sizes) <= FEW else f"from sizes between {sizes[0]} and {sizes[-1]}"
         texts = {
             "reduced": f"were reduced {from_sizes} to {size}",
             "enlarged": f"are smaller than {size} and were enlarged",
@@ -342,7 +348,3 @@ class Tally:
         for kind, text in texts.items():
             if self.counts[kind]:
                 yield kind, text.format(rule=rule.words, background=list(rule.background), page=rule.page)
-
-
-def _area(size: tuple[int, int]) -> int:
-    return size[0] * size[1]

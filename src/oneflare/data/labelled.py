@@ -24,10 +24,10 @@ class DamagedImages(DataError):
 
     def __init__(self, damaged: Sequence[Damaged], images: int) -> None:
         self.damaged = tuple(damaged)
-        more = f"; and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
-        listed = "; ".join(f"{name}: {reason}" for name, reason in damaged[:NAMED])
+        more = f" and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
+        others = ", ".join(name for name, _ in damaged[1:NAMED])
         self.summary = f"{len(damaged)} of {images} images cannot be used"
-        super().__init__(str(damaged[0]) if len(damaged) == 1 else f"{self.summary}: {listed}{more}")
+        super().__init__(str(damaged[0]) if len(damaged) == 1 else f"{self.summary}; {damaged[0]}; also {others}{more}")
 
 
 def class_files(root: Path, classes: Sequence[str]) -> tuple[list[tuple[Path, int]], int]:
