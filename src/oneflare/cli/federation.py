@@ -170,14 +170,16 @@ def fuse(
     from oneflare.report.federation import write_card, write_federation_page
 
     charter = read_charter(folder)
-    held_out = None if test is None else read_local(test, charter.classes, charter.image.spec()).split
+    held_out = None if test is None else read_local(test, charter.classes, charter.image.spec())
+    for text in () if held_out is None or quiet else held_out.notes:
+        show.note(f"note: {text}")
     fused = fuse_federation(
         folder,
         uploads=uploads,
         add=add or (),
         remove=remove or (),
         late=late,
-        test=held_out,
+        test=None if held_out is None else held_out.split,
         say=None if quiet else show.note,
     )
     write_card(fused)
@@ -292,7 +294,8 @@ def train(
         )
     content = disclose(out)
     if json:
-        show.as_json(content.to_dict() | {"fingerprint": charter.fingerprint, "summary": made.summary.to_dict()})
+        said = {"fingerprint": charter.fingerprint, "notes": list(images.notes), "summary": made.summary.to_dict()}
+        show.as_json(content.to_dict() | said)
     elif not quiet:
         disclosure(content)
         state = "complete before, nothing to do" if made.complete_before else f"{made.summary.train_seconds:.1f} s"
