@@ -17,10 +17,14 @@ from oneflare.data.sources import LAYOUTS
 from oneflare.errors import DataError
 
 
-def png(value: int, size: int = 32, mode: str = "RGB") -> bytes:
+def png(value: int, size: int = 32, mode: str = "RGB", mark: int = 0) -> bytes:
+    """One colour, with a white pixel in row `mark` if it is given."""
     buffer = io.BytesIO()
     colour = value if mode == "L" else (value, 255 - value, 7)
-    Image.new(mode, (size, size), colour).save(buffer, format="PNG")
+    image = Image.new(mode, (size, size), colour)
+    if mark:
+        image.putpixel((size - 1, mark), 255 if mode == "L" else (255, 255, 255))
+    image.save(buffer, format="PNG")
     return buffer.getvalue()
 
 
@@ -100,7 +104,7 @@ def test_class_folders(tmp_path, mode):
     for name, value in (("cat", 10), ("dog", 90)):
         (tmp_path / name).mkdir()
         for index in range(10):
-            (tmp_path / name / f"{index}.png").write_bytes(png(value, size=20, mode=mode))
+            (tmp_path / name / f"{index}.png").write_bytes(png(value, size=20, mode=mode, mark=index + 1))
     dataset = load(DataConfig(name="folder", path=str(tmp_path), image_size=16))
     assert dataset.classes == ("cat", "dog")
     assert dataset.train.images.shape == (16, 1 if mode == "L" else 3, 16, 16)
@@ -113,7 +117,7 @@ def test_class_folders_with_their_own_test_part(tmp_path):
             folder = tmp_path / part / name
             folder.mkdir(parents=True)
             for index in range(number):
-                (folder / f"{index}.png").write_bytes(png(50))
+                (folder / f"{index}.png").write_bytes(png(50, mark=index + 1))
     dataset = load(DataConfig(name="folder", path=str(tmp_path)))
     assert (len(dataset.train.labels), len(dataset.test.labels)) == (6, 4)
     (tmp_path / "test" / "z").mkdir()

@@ -54,7 +54,7 @@ def by_file(folder: Path, charter, members=MEMBERS) -> Path:
     target = folder / "by-file"
     charter.write(target / FILE)
     for name in members:
-        data, _ = member_data(charter, folder / name)
+        data = member_data(charter, folder / name).data
         make_upload(charter, data, target / "inbox" / f"{name}.safetensors", member=name)
     fuse_federation(target, uploads=target / "inbox")
     return target
@@ -335,7 +335,7 @@ def test_a_supernode_killed_while_it_trains_is_missed_and_the_rest_is_fused(tmp_
 def test_a_supernode_that_returns_nan_is_left_out(tmp_path):
     charter = make_federation(tmp_path)
     out = tmp_path / "work" / "north.safetensors"
-    data, _ = member_data(charter, tmp_path / "north")
+    data = member_data(charter, tmp_path / "north").data
     make_upload(charter, data, out, member="north")
     with_nan(work_folder(out) / "upload.safetensors")
     out.unlink()

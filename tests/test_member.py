@@ -48,7 +48,7 @@ def table(folder: Path, images: list, labels: list, names=("image", "label")) ->
 
 
 def test_folder_and_parquet_are_the_same_data(charter, images, tmp_path):
-    by_folder, notes = member_data(charter, images)
+    by_folder, notes, _ = member_data(charter, images)
     assert notes == ()
     train = digits()[0]
     assert len(by_folder) == 60
@@ -61,10 +61,10 @@ def test_folder_and_parquet_are_the_same_data(charter, images, tmp_path):
         (encoded, [str(int(train.labels[row])) for row in order]),
         ([{"bytes": content, "path": None} for content in encoded], [int(train.labels[row]) for row in order]),
     ):
-        by_table, _ = member_data(charter, table(tmp_path / "t", contents, labels))
+        by_table = member_data(charter, table(tmp_path / "t", contents, labels)).data
         assert torch.equal(by_table.images, by_folder.images)
         assert torch.equal(by_table.labels, by_folder.labels)
-    in_folder, _ = member_data(charter, tmp_path / "t")
+    in_folder = member_data(charter, tmp_path / "t").data
     assert torch.equal(in_folder.images, by_folder.images)
 
 
@@ -79,11 +79,13 @@ def test_named_columns_and_the_files_own_class_names(tmp_path):
 
 
 def test_images_of_any_shape_are_brought_to_the_terms_and_it_is_said(charter, tmp_path):
-    for name, size, mode in (("a", (4, 4), "L"), ("b", (30, 20), "RGB"), ("c", (16, 16), "RGBA")):
+    for name, size, mode in (("a", (4, 4), "L"), ("b", (30, 20), "RGB"), ("c", (16, 16), "RGB")):
         (tmp_path / "3").mkdir(exist_ok=True)
-        Image.new(mode, size).save(tmp_path / "3" / f"{name}.png")
+        image = Image.new(mode, size)
+        image.paste("white", (0, 0, size[0] // 2, size[1]))
+        image.save(tmp_path / "3" / f"{name}.png")
     (tmp_path / "3" / "readme.txt").write_text("x")
-    data, notes = member_data(charter, tmp_path)
+    data, notes, _ = member_data(charter, tmp_path)
     assert data.images.shape == (3, 1, 8, 8)
     said = " ".join(notes)
     for text in (
@@ -117,7 +119,7 @@ GOOD = png(digits()[0].images[0, 0].numpy())
         (lambda path: table(path, [GOOD], ["x"]), "'x' is not a class"),
         (lambda path: table(path, [GOOD], [1.5]), "neither a class name"),
         (lambda path: table(path, [GOOD], [None]), "neither a class name"),
-        (lambda path: table(path, [GOOD, None], [1, 1]), "row 1 has no image"),
+        (lambda path: table(path, [GOOD, None], [1, 1]), "row 1: it is empty"),
         (lambda path: table(path, [b"junk"], [1]), "row 0"),
         (lambda path: table(path, ["a.png"], [1]), "not the bytes of encoded images"),
         (lambda path: table(path, [GOOD], [1], ("pixels", "label")), "--image-column"),
@@ -139,7 +141,7 @@ def test_a_file_that_is_no_parquet(charter, tmp_path):
 
 def test_training_resumes_bit_for_bit(images, tmp_path):
     charter = tiny_charter(settings=TINY | {"train": {"epochs": 4, "checkpoint_seconds": 0.0}})
-    data, _ = member_data(charter, images)
+    data = member_data(charter, images).data
     whole = make_upload(charter, data, tmp_path / "whole.safetensors", member="north")
 
     def stop(epoch, row):
@@ -158,7 +160,7 @@ def test_training_resumes_bit_for_bit(images, tmp_path):
 
 
 def test_the_same_again_has_nothing_to_do_other_data_are_refused(charter, images, tmp_path):
-    data, _ = member_data(charter, images)
+    data = member_data(charter, images).data
     out = tmp_path / "upload.safetensors"
     first = make_upload(charter, data, out, member="north")
     assert not first.complete_before
@@ -171,7 +173,7 @@ def test_the_same_again_has_nothing_to_do_other_data_are_refused(charter, images
     assert signed.manifest["tensors"] == first.manifest["tensors"]
     shutil.copytree(images, tmp_path / "more")
     write_one(tmp_path / "more", "9/extra", GOOD)
-    other, _ = member_data(charter, tmp_path / "more")
+    other = member_data(charter, tmp_path / "more").data
     with pytest.raises(RunError, match="another data"):
         make_upload(charter, other, out, member="north")
 

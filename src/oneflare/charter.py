@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from oneflare.client import ClientJob
-from oneflare.config import Experiment, Section, read_yaml
+from oneflare.config import Experiment, Pixels, Section, read_yaml
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.federation import statistics_plan
@@ -71,13 +72,14 @@ class ImageTerms(Section):
     mirror: bool = Field(False, description="whether a mirrored image keeps its class")
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    pixels: Pixels | None = Field(None, description="what the numbers in image files mean; default: 8 bits")
 
     def spec(self) -> ImageSpec:
-        default = ImageSpec.default(self.channels, self.size)
+        default = ImageSpec.default(self.channels, self.size, self.pixels)
         mean, std = self.mean or default.mean, self.std or default.std
         if len(mean) != self.channels or len(std) != self.channels or not all(value > 0 for value in std):
             raise ConfigError(f"image: mean and std need {self.channels} values each, std above 0")
-        return ImageSpec(self.channels, self.size, mean, std)
+        return replace(default, mean=mean, std=std)
 
 
 class Charter(Section):

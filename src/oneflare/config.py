@@ -58,6 +58,56 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
+def _colour(value: Any) -> Any:
+    return {"white": (255, 255, 255), "black": (0, 0, 0)}.get(value, value) if isinstance(value, str) else value
+
+
+Byte = Annotated[int, Field(ge=0, le=255)]
+
+
+class Pixels(Section):
+    """What the numbers in an image file mean. Images of 8 bits are 0 to 255; any others need a stated scale."""
+
+    bits: int | None = Field(
+        None, ge=1, le=16, description="images of more than 8 bits hold 0 (black) to 2^bits - 1 (white)"
+    )
+    low: float | None = Field(None, description="value that is black in images of more than 8 bits or of floats")
+    high: float | None = Field(None, description="value that is white; what lies outside low to high is clipped")
+    background: Annotated[tuple[Byte, Byte, Byte], BeforeValidator(_colour)] = Field(
+        (255, 255, 255), description="what transparent places show: white, black or [red, green, blue]"
+    )
+    page: int | None = Field(
+        None, ge=1, le=1000, description="page of a file with several, from 1; default: such files are refused"
+    )
+
+    @model_validator(mode="after")
+    def _one_scale(self) -> Pixels:
+        if (self.low is None) != (self.high is None):
+            raise ValueError("low and high belong together; give both")
+        if self.bits is not None and self.low is not None:
+            raise ValueError("give bits, or low and high, not both")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError("low must be smaller than high")
+        return self
+
+    @property
+    def covers_deep(self) -> bool:
+        """Whether there is a scale for images of more than 8 bits."""
+        return self.bits is not None or self.low is not None
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The values that are black and white."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        return 0.0, float(2 ** (self.bits or 8) - 1)
+
+    @property
+    def words(self) -> str:
+        low, high = self.window
+        return f"pixels.bits={self.bits}" if self.bits is not None else f"the window {low:g} to {high:g}"
+
+
 class DataConfig(Section):
     """Which images: a known name, `folder`, or arrays given in Python."""
 
@@ -67,6 +117,9 @@ class DataConfig(Section):
     test_size: int | None = Field(None, ge=1, description="seeded subset of the test images")
     image_size: int | None = Field(
         None, ge=8, le=64, description="side to which images are brought; default: the data set's own, 32 for a folder"
+    )
+    pixels: Pixels | None = Field(
+        None, description="what the numbers in image files of a folder mean; default: 8 bits, see Pixels"
     )
     test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
     seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
@@ -234,7 +287,7 @@ class Experiment(Section):
 
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""
-        absent = {"public"} if self.data.public is None else set()
+        absent = {key for key in ("public", "pixels") if getattr(self.data, key) is None}
         return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(), self.seed])
 
 

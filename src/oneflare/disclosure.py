@@ -10,7 +10,7 @@ from typing import Any
 
 from oneflare.errors import ConfigError, UploadError
 from oneflare.signing import verify
-from oneflare.upload import COUNTS, ENCODER, EVIDENCE, PROTOTYPES, STATISTICS, read_layout, read_tensors
+from oneflare.upload import COUNTS, ENCODER, EVIDENCE, PROTOTYPES, STATISTICS, notes_of, read_layout, read_tensors
 
 MOST_CLASSES = 30
 LONGEST = 200
@@ -51,6 +51,7 @@ class Disclosure:
 def disclose(path: Path) -> Disclosure:
     """Describe an upload; every tensor is compared with its digest first."""
     manifest, sizes = read_layout(path)
+    notes_of(path, manifest)
     tensors = read_tensors(path, manifest)
     signature, signer = _signature(manifest)
     size = path.stat().st_size
@@ -132,6 +133,9 @@ def _fields(
     if manifest.get("member") is not None:
         who = f"{_text(manifest, 'member')}, {_text(manifest, 'created')}"
         yield Field("member, created", 0, who, "who you are and when you trained")
+    notes = notes_of(Path("notes"), manifest)
+    if notes:
+        yield Field("notes", 0, "; ".join(notes), "that your data hold files which could not be used")
     rest = file_bytes - sum(sizes.values())
     yield Field("manifest", rest, "the federation's terms, sizes, digests, signature", "nothing about your data")
 

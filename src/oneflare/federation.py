@@ -53,6 +53,9 @@ class Observer:
     def fusion_step(self, fusion: str, step: int, steps: int) -> None:
         """A fusion that trains has done this many of its steps."""
 
+    def note(self, text: str) -> None:
+        """What was done to the data as they were read."""
+
     def warn(self, text: str) -> None:
         """Something the user should know."""
 
@@ -384,6 +387,7 @@ class Federation:
                 "test": len(self.dataset.test.labels),
                 "public": 0 if self.dataset.public is None else len(self.dataset.public.labels),
                 "classes": list(self.dataset.classes),
+                "notes": list(self.dataset.notes),
             },
             "partition": {
                 **self.partition.to_dict(),

@@ -121,6 +121,7 @@ class _Desk:
             first = ranked[0]
             chosen[member] = first.upload
             self._settled(first, "in", "")
+            notes += [f"{member} says: {text}" for text in first.upload.notes]
             for other in ranked[1:]:
                 kind = "unsigned" if first.key is not None and other.key is None else "older"
                 self._settled(other, "superseded", f"{kind}; {first.upload.path} is taken instead")

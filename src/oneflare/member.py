@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,8 @@ from oneflare.client import (
     train_client,
 )
 from oneflare.data import Augmentation, ClientData, Split
+from oneflare.data.images import Damaged
+from oneflare.data.labelled import left_out_note
 from oneflare.data.local import LocalData, read_local
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_bytes, write_json
@@ -44,14 +46,42 @@ TIMED_STEPS = 6
 TIMED_IMAGES = 128
 
 
+class MemberData(NamedTuple):
+    """A member's images, and what their reader did to them."""
+
+    data: ClientData
+    notes: tuple[str, ...]
+    """what had to be done to make them fit, for the member alone"""
+    damaged: tuple[Damaged, ...] = ()
+    """images that were left out"""
+
+
 def member_data(
-    charter: Charter, path: Path, *, image_column: str | None = None, label_column: str | None = None
-) -> tuple[ClientData, tuple[str, ...]]:
-    """A member's images, checked against the charter, and what had to be done to make them fit."""
+    charter: Charter,
+    path: Path,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    skip_damaged: bool = False,
+) -> MemberData:
+    """A member's images, checked against the charter."""
     local: LocalData = read_local(
-        path, charter.classes, charter.image.spec(), image_column=image_column, label_column=label_column
+        path,
+        charter.classes,
+        charter.image.spec(),
+        image_column=image_column,
+        label_column=label_column,
+        skip_damaged=skip_damaged,
     )
-    return ClientData.of(local.split, len(charter.classes)), local.notes
+    return MemberData(ClientData.of(local.split, len(charter.classes)), local.notes, local.damaged)
+
+
+def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:
+    """What the coordinator is told of images that were left out: no names, and no number where counts are withheld."""
+    if not found.damaged:
+        return ()
+    exact = charter.terms.upload.counts == "exact"
+    return (left_out_note(len(found.damaged), len(found.damaged) + len(found.data) if exact else None),)
 
 
 def train_member(
@@ -108,6 +138,20 @@ class Made:
     """what is spent of the member's privacy budget, where the terms promise privacy"""
 
 
+@dataclass(frozen=True)
+class Envelope:
+    """What an upload says beside its content: who sends it, signed with which key, and what they remark."""
+
+    member: str
+    key: SigningKey | None
+    notes: tuple[str, ...] = ()
+
+    def seal(self, source: Path, path: Path) -> dict[str, Any]:
+        """Write the upload of `source` to `path` under this envelope; returns its manifest."""
+        sign = None if self.key is None else signer(self.key)
+        return seal_upload(source, path, member=self.member, created=now(), sign=sign, notes=self.notes)
+
+
 def make_upload(
     charter: Charter,
     data: ClientData,
@@ -117,24 +161,26 @@ def make_upload(
     key: SigningKey | None = None,
     observe: EpochObserver | None = None,
     ledger: Ledger | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Made:
     """Train if needed, then write the one file, under the member's name and signed if a key is given.
 
     Under private terms the ledger (by default, that of the member's home) has the last word: what was answered before
-    is given again, and a new answer is refused where the budget is spent.
+    is given again, and a new answer is refused where the budget is spent. notes: what the coordinator should know of
+    the data; they are part of the upload.
     """
+    envelope = Envelope(member, key, notes)
     question = Question.of(charter, member, data)
     if question is not None:
-        return _answer(charter, data, out, question, ledger or Ledger(ledger_folder(None)), key, observe)
+        return _answer(charter, data, out, question, ledger or Ledger(ledger_folder(None)), envelope, observe)
     folder = work_folder(out)
     summary = train_member(charter, data, member, folder, observe)
     trained = ClientFiles(folder).upload
     if out.exists():
         manifest = _same_upload(trained, out, member, key)
-        if manifest is not None:
+        if manifest is not None and tuple(manifest.get("notes", ())) == notes:
             return Made(out, manifest, summary, complete_before=True)
-    manifest = seal_upload(trained, out, member=member, created=now(), sign=None if key is None else signer(key))
-    return Made(out, manifest, summary, complete_before=False)
+    return Made(out, envelope.seal(trained, out), summary, complete_before=False)
 
 
 def _answer(
@@ -143,11 +189,11 @@ def _answer(
     out: Path,
     question: Question,
     ledger: Ledger,
-    key: SigningKey | None,
+    envelope: Envelope,
     observe: EpochObserver | None,
 ) -> Made:
     """An upload under private terms: entered into the ledger before it is written to `out`."""
-    member, sign = question.member, None if key is None else signer(key)
+    member, key = envelope.member, envelope.key
     with ledger.locked():
         kept = ledger.find(question, out)
     summary = ClientSummary(charter.client(member), "trained", len(data), data.classes)
@@ -157,7 +203,7 @@ def _answer(
         summary = train_member(charter, data, member, folder, observe)
 
         def write(path: Path) -> dict[str, Any]:
-            return seal_upload(ClientFiles(folder).upload, path, member=member, created=now(), sign=sign)
+            return envelope.seal(ClientFiles(folder).upload, path)
 
         kept = ledger.record(question, write, out)
     manifest = read_manifest(kept)
@@ -165,7 +211,7 @@ def _answer(
     if kept != out and (manifest.get("member"), signed) == (member, None if key is None else key.public):
         write_bytes(out, kept.read_bytes())
     elif kept != out:
-        manifest = seal_upload(kept, out, member=member, created=now(), sign=sign)
+        manifest = envelope.seal(kept, out)
     return Made(out, manifest, summary, complete, ledger.balance(question))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from oneflare.data.sources import IMAGE_SUFFIXES, decode
+from oneflare.data.images import IMAGE_SUFFIXES, decode
 from oneflare.errors import DataError
 from oneflare.fusion import GlobalModel
 
@@ -57,7 +57,7 @@ def read_images(model: GlobalModel, files: Sequence[Path]) -> tuple[torch.Tensor
     errors: dict[Path, str] = {}
     for file in files:
         try:
-            parts.append(decode([file.read_bytes()], [str(file)], image.size, image.channels))
+            parts.append(decode([file.read_bytes()], [str(file)], image))
         except DataError as error:
             errors[file] = str(error)
         except OSError as error:

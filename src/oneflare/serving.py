@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
 from oneflare._version import __version__
-from oneflare.data.sources import decode
+from oneflare.data.images import decode
 from oneflare.errors import DataError
 from oneflare.fusion import GlobalModel
 from oneflare.predicting import ranking
@@ -112,7 +112,7 @@ class Predictor:
         for content, name in zip(contents, names, strict=True):
             self._check_pixels(content, name)
         try:
-            images = decode(contents, names, image.size, image.channels)
+            images = decode(contents, names, image)
         except DataError as error:
             raise RequestError(400, str(error)) from None
         started = time.perf_counter()

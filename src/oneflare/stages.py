@@ -148,6 +148,8 @@ def run_experiment(
         if dataset is None:
             observer.stage("reading data")
             dataset = load(experiment.data)
+            for note in dataset.notes:
+                observer.note(note)
         federation = Federation.build(experiment, files, dataset, parts, encoder)
         write_json(files.partition, federation.partition.to_dict())
         observer.begin(experiment, dataset, federation.partition)

@@ -48,6 +48,10 @@ class Observers(Observer):
         for observer in self.observers:
             observer.stage(text)
 
+    def note(self, text: str) -> None:
+        for observer in self.observers:
+            observer.note(text)
+
     def warn(self, text: str) -> None:
         for observer in self.observers:
             observer.warn(text)

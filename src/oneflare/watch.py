@@ -59,6 +59,9 @@ class LineObserver(Observer):
         self.seen[summary.client] = samples_seen
         self._tell()
 
+    def note(self, text: str) -> None:
+        self._write(f"note: {text}", final=True)
+
     def warn(self, text: str) -> None:
         self._write(f"warning: {text}", final=True)
 

@@ -38,6 +38,15 @@ def init(
     image_size: Annotated[int, typer.Option("--image-size", help="Side to which images are brought, 8 to 64.")] = 32,
     channels: Annotated[int, typer.Option("--channels", help="1 for grey, 3 for colour.")] = 3,
     mirror: Annotated[bool, typer.Option("--mirror", help="A mirrored image keeps its class.")] = False,
+    pixels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pixels",
+            metavar="KEY=VALUE",
+            help="What the numbers in image files mean: bits=12, or low=600 and high=3700, for images of more than 8 "
+            "bits; background=black for transparent places; page=1 for files with several. Repeat.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Of the federation; default: the folder's.")] = None,
     member: Annotated[
         list[str] | None,
@@ -52,7 +61,7 @@ def init(
 
     [bold]Examples[/bold]
 
-      oneflare server init lungs --classes normal,pneumonia,covid --image-size 64 --channels 1
+      oneflare server init lungs --classes normal,pneumonia,covid --image-size 64 --channels 1 --pixels bits=12
 
       oneflare server init digits --classes 0,1,2,3 --image-size 8 --channels 1 --member north=north.pub epochs=20
     """
@@ -69,7 +78,12 @@ def init(
         name or folder.resolve().name,
         parse_overrides(overrides or []),
         classes=_class_names(classes),
-        image={"size": image_size, "channels": channels, "mirror": mirror},
+        image={
+            "size": image_size,
+            "channels": channels,
+            "mirror": mirror,
+            "pixels": parse_overrides(pixels) if pixels else None,
+        },
         deadline=deadline,
         use=use,
         limits=limits,
@@ -156,14 +170,16 @@ def fuse(
     from oneflare.report.federation import write_card, write_federation_page
 
     charter = read_charter(folder)
-    held_out = None if test is None else read_local(test, charter.classes, charter.image.spec()).split
+    held_out = None if test is None else read_local(test, charter.classes, charter.image.spec())
+    for text in () if held_out is None or quiet else held_out.notes:
+        show.note(f"note: {text}")
     fused = fuse_federation(
         folder,
         uploads=uploads,
         add=add or (),
         remove=remove or (),
         late=late,
-        test=held_out,
+        test=None if held_out is None else held_out.split,
         say=None if quiet else show.note,
     )
     write_card(fused)
@@ -213,6 +229,10 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the data, estimate time and size, stop.")] = False,
+    skip_damaged: Annotated[
+        bool,
+        typer.Option("--skip-damaged", help="Leave out images that cannot be used; the upload says how many."),
+    ] = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     json: Json = False,
@@ -230,11 +250,12 @@ def train(
     """
     from oneflare.charter import read_charter, short
     from oneflare.cli import show
-    from oneflare.cli.show_federation import announce, disclosure, member_progress
+    from oneflare.cli.show_federation import announce, disclosure, list_damaged, member_progress
+    from oneflare.data.labelled import DamagedImages
     from oneflare.disclosure import disclose
-    from oneflare.errors import ConfigError
+    from oneflare.errors import ConfigError, DataError
     from oneflare.ledger import Ledger, ledger_folder
-    from oneflare.member import estimate, make_upload, member_data
+    from oneflare.member import estimate, make_upload, member_data, upload_notes
     from oneflare.signing import read_key
     from oneflare.study.estimate import duration
 
@@ -243,27 +264,47 @@ def train(
     charter = read_charter(charter_file)
     signing = None if key is None else read_key(key)
     member = _who(charter, name, signing, out, must_sign=not dry_run)
-    found, notes = member_data(charter, data, image_column=image_column, label_column=label_column)
+    try:
+        images = member_data(
+            charter, data, image_column=image_column, label_column=label_column, skip_damaged=skip_damaged
+        )
+    except DamagedImages as error:
+        if not dry_run:
+            raise DataError(f"{error}; --dry-run lists all, --skip-damaged goes on without them") from None
+        list_damaged(error.damaged, json=json)
+        raise DataError(f"{error.summary}; repair or remove them, or go on without them: --skip-damaged") from None
+    found = images.data
     if not quiet:
-        announce(charter, member, found, notes)
+        announce(charter, member, found, images.notes)
     if dry_run:
         guess = estimate(charter, found)
         if json:
-            show.as_json({"samples": len(found), "seconds": guess.seconds, "upload_bytes": guess.upload_bytes})
+            show.as_json(
+                {
+                    "samples": len(found),
+                    "seconds": guess.seconds,
+                    "upload_bytes": guess.upload_bytes,
+                    "notes": list(images.notes),
+                    "damaged": [row._asdict() for row in images.damaged],
+                }
+            )
         else:
+            list_damaged(images.damaged)
             show.line(
                 f"dry run: about {duration(guess.seconds)} of training on one core, "
                 f"an upload of {_size(guess.upload_bytes)}; nothing was written"
             )
         return
     with member_progress(charter, enabled=not quiet) as observe:
-        ledger = Ledger(ledger_folder(key), budget)
-        made = make_upload(charter, found, out, member=member, key=signing, observe=observe, ledger=ledger)
+        ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
+        made = make_upload(
+            charter, found, out, member=member, key=signing, observe=observe, ledger=ledger, notes=notes
+        )
     content = disclose(out)
     if json:
         spent = None if made.balance is None else made.balance.to_dict()
-        more = {"fingerprint": charter.fingerprint, "summary": made.summary.to_dict(), "budget": spent}
-        show.as_json(content.to_dict() | more)
+        said = {"fingerprint": charter.fingerprint, "notes": list(images.notes), "summary": made.summary.to_dict()}
+        show.as_json(content.to_dict() | said | {"budget": spent})
     elif not quiet:
         disclosure(content)
         if made.balance is not None:

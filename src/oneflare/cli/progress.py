@@ -27,6 +27,8 @@ class TerminalObserver(Observer):
         self.done = 0
         self.clients = 0
         self.credit: dict[int, int] = {}
+        self.told: set[str] = set()
+        """notes, which the runs of a comparison share"""
         self.fusing: dict[str, Any] = {}
         """the bar of each fusion that trains"""
 
@@ -79,6 +81,11 @@ class TerminalObserver(Observer):
         self.bar.update(self.fusing[fusion], completed=step, clients=f"step {step}/{steps}")
         if step >= steps:
             self.bar.remove_task(self.fusing.pop(fusion))
+
+    def note(self, text: str) -> None:
+        if text not in self.told:
+            self.console.print(f"note: {text}", markup=False, highlight=False)
+        self.told.add(text)
 
     def warn(self, text: str) -> None:
         self.console.print(f"[yellow]warning:[/yellow] {text}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from rich.table import Table
 
 from oneflare.charter import short
-from oneflare.cli.show import console_for, line, note
+from oneflare.cli.show import as_json, console_for, line, note
 from oneflare.data.local import class_table
 from oneflare.errors import did_you_mean
 from oneflare.report.federation import size_text
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oneflare.client import EpochObserver
     from oneflare.coordinator import Fused
     from oneflare.data import ClientData
+    from oneflare.data.images import Damaged
     from oneflare.disclosure import Disclosure
 
 MOST_CLASSES = 20
@@ -43,6 +44,15 @@ def announce(charter: Charter, member: str, data: ClientData, notes: tuple[str, 
         note(f"warning: the coordinator must admit {member} before its upload counts{hint}")
     if charter.deadline is not None and datetime.now(UTC) > charter.deadline:
         note(f"warning: the deadline {charter.deadline:%Y-%m-%d %H:%M %Z} has passed; ask whether it is still taken")
+
+
+def list_damaged(damaged: Sequence[Damaged], *, json: bool = False) -> None:
+    """Every image that cannot be used, with the reason, on stdout."""
+    if json:
+        as_json({"damaged": [row._asdict() for row in damaged]})
+        return
+    for row in damaged:
+        line(f"{row.name}: {row.reason}")
 
 
 @contextlib.contextmanager

@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from oneflare.errors import DataError
+from oneflare.config import Pixels
+from oneflare.errors import DataError, did_you_mean
+from oneflare.registry import one_line
 from oneflare.seeds import torch_generator
 
 GREY_STATISTICS = ((0.5,), (0.25,))
+EIGHT_BITS = Pixels()
+"""the rule that needs no agreement"""
 COLOUR_STATISTICS = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
@@ -28,18 +33,29 @@ class ImageSpec:
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    pixels: Pixels | None = EIGHT_BITS
+    """what the numbers in image files mean; None for models from before there was such a rule, whose images are
+    decoded as they were then"""
 
     @classmethod
-    def default(cls, channels: int, size: int) -> ImageSpec:
+    def default(cls, channels: int, size: int, pixels: Pixels | None = None) -> ImageSpec:
         mean, std = GREY_STATISTICS if channels == 1 else COLOUR_STATISTICS
-        return cls(channels, size, mean, std)
+        return cls(channels, size, mean, std, pixels or EIGHT_BITS)
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> ImageSpec:
-        return cls(int(value["channels"]), int(value["size"]), tuple(value["mean"]), tuple(value["std"]))
+        try:
+            pixels = Pixels.model_validate(value.get("pixels", {}))
+        except ValidationError as error:
+            raise TypeError(one_line(error, Pixels, "pixels")) from None
+        return cls(int(value["channels"]), int(value["size"]), tuple(value["mean"]), tuple(value["std"]), pixels)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"channels": self.channels, "size": self.size, "mean": list(self.mean), "std": list(self.std)}
+        """What members agree on. The default rule for pixels is left out, so older terms keep their digest."""
+        content = {"channels": self.channels, "size": self.size, "mean": list(self.mean), "std": list(self.std)}
+        if self.pixels is None or self.pixels == EIGHT_BITS:
+            return content
+        return content | {"pixels": self.pixels.model_dump(mode="json", exclude_none=True)}
 
 
 class Split(NamedTuple):
@@ -65,6 +81,8 @@ class Dataset:
     """Whether a mirrored image keeps its label (false for digits)."""
     public: Split | None = None
     """Images that belong to nobody; `train` does not hold them."""
+    notes: tuple[str, ...] = ()
+    """What was done to the images as they were read, in whole sentences."""
 
     def subset(self, train_size: int | None, test_size: int | None, seed: int) -> Dataset:
         """Seeded subsets, the same for every run with this data seed."""
@@ -144,20 +162,52 @@ def from_arrays(
     test_fraction: float = 0.2,
     name: str = "arrays",
 ) -> Dataset:
-    """A data set from arrays: images `(n, h, w)`, `(n, h, w, c)` or `(n, c, h, w)`, uint8 or floats in [0, 1]."""
-    split = _split(*train)
-    if test is None:
-        split, held_out = hold_out(split, test_fraction)
-    else:
-        held_out = _split(*test)
-    highest = int(max(split.labels.max(), held_out.labels.max()))
+    """A data set from arrays: images `(n, h, w)`, `(n, h, w, c)` or `(n, c, h, w)`, uint8 or floats in [0, 1].
+
+    Labels are whole numbers from 0 to C-1, or class names. Names count in the order of `classes`, or else sorted.
+    """
+    given = [np.asarray(labels) for _, labels in (train, *((test,) if test is not None else ()))]
+    if any(_are_names(labels) for labels in given):
+        given, classes = _numbered(given, classes)
+    split = _split(train[0], given[0])
+    held_out = None if test is None else _split(test[0], given[1])
+    lowest, highest = (int(edge(labels)) for edge, labels in ((np.min, np.hstack(given)), (np.max, np.hstack(given))))
+    if lowest >= 1 and (classes is None or highest == len(classes)):
+        raise DataError(
+            f"labels go from {lowest} to {highest}, but classes count from 0, so class 0 would be empty; give "
+            f"labels - {lowest}, or name every class with from_arrays(..., classes=[...])"
+        )
     names = tuple(classes) if classes is not None else tuple(str(c) for c in range(max(highest + 1, 2)))
     if highest >= len(names):
         raise DataError(f"label {highest} has no name among the {len(names)} classes; name every class")
+    if held_out is None:
+        split, held_out = hold_out(split, test_fraction)
     if split.images.shape[1:] != held_out.images.shape[1:]:
         raise DataError(f"train images are {tuple(split.images.shape[1:])}, test {tuple(held_out.images.shape[1:])}")
     channels, size = split.images.shape[1], split.images.shape[2]
     return Dataset(name, split, held_out, names, ImageSpec.default(channels, size), flip)
+
+
+def _are_names(labels: np.ndarray[Any, Any]) -> bool:
+    if labels.dtype.kind == "O" and not all(isinstance(label, str | int | np.integer) for label in labels.flat):
+        raise DataError("labels must be whole numbers from 0 to C-1, or class names")
+    return labels.dtype.kind in "UO"
+
+
+def _numbered(
+    given: list[np.ndarray[Any, Any]], classes: Sequence[str] | None
+) -> tuple[list[np.ndarray[Any, Any]], Sequence[str]]:
+    """Class names as numbers."""
+    for label in (label for labels in given for label in labels.flat):
+        if not isinstance(label, str):
+            raise DataError(f"some labels are class names, but {label!r:.40} is not; give all of them as names")
+    found = sorted({str(label) for labels in given for label in labels.flat})
+    names = found if classes is None else list(classes)
+    for label in found:
+        if label not in names:
+            raise DataError(f"label '{label:.80}' is not among the classes{did_you_mean(label, names)}")
+    numbers = {label: number for number, label in enumerate(names)}
+    return [np.vectorize(numbers.__getitem__, otypes=[np.int64])(labels) for labels in given], names
 
 
 def hold_out(split: Split, fraction: float, seed: int = 0) -> tuple[Split, Split]:
@@ -190,7 +240,7 @@ def _split(images: Any, labels: Any) -> Split:
     if y.ndim != 1 or len(y) != len(x) or len(y) == 0:
         raise DataError(f"{len(x)} images but labels of shape {tuple(y.shape)}; give one label per image")
     if y.is_floating_point() or int(y.min()) < 0:
-        raise DataError("labels must be whole numbers from 0 to C-1")
+        raise DataError("labels must be whole numbers from 0 to C-1, or class names")
     if x.dtype != torch.uint8:
         x = x.float()
         if not bool(torch.isfinite(x).all()) or float(x.min()) < 0 or float(x.max()) > 1:

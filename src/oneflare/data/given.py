@@ -22,7 +22,9 @@ def given_data(given: Any, test: tuple[Any, Any] | None) -> tuple[Dataset | None
             raise ConfigError("test= goes with data given as arrays; named data sets bring their own test images")
         return None, None
     if isinstance(given, Dataset):
-        return dataclasses.replace(given, test=from_arrays(test, test).test) if test else given, None
+        if test is not None:
+            return dataclasses.replace(given, test=from_arrays(test, test, classes=given.classes).test), None
+        return given, None
     if isinstance(given, list):
         if not given or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
             raise DataError("a list of clients must hold one (x, y) pair of arrays per client")
@@ -39,7 +41,10 @@ def given_data(given: Any, test: tuple[Any, Any] | None) -> tuple[Dataset | None
         return from_arrays(given, test), None
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         pairs = [given[index] for index in range(len(given))]
-        arrays = (np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([int(y) for _, y in pairs]))
+        arrays = (
+            np.stack([np.asarray(x) for x, _ in pairs]),
+            np.asarray([y if isinstance(y, str) else int(y) for _, y in pairs]),
+        )
         return from_arrays(arrays, test), None
     raise DataError(
         f"data of type {type(given).__name__} is not understood; give a name, (x, y) arrays or a torch data set"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import io
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,12 @@ import torch
 
 from oneflare.config import DataConfig
 from oneflare.data.dataset import Dataset, ImageSpec, Split, draw_rows, hold_out
+from oneflare.data.images import decode, is_grey
+from oneflare.data.labelled import Gathering, class_files
 from oneflare.errors import DataError
 from oneflare.registry import Registry
 
 SOURCES: Registry[Dataset] = Registry("data set")
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 
 
 def load(config: DataConfig) -> Dataset:
@@ -109,7 +108,10 @@ def tiny_imagenet(config: DataConfig) -> Dataset:
 
 @SOURCES.register("folder")
 def folder(config: DataConfig) -> Dataset:
-    """Your images: data.path/train/CLASS/*.png with an optional test/ beside it, or data.path/CLASS/*.png."""
+    """Your images: data.path/train/CLASS/*.png with an optional test/ beside it, or data.path/CLASS/*.png.
+
+    Class folders may hold folders of their own (one per patient, say).
+    """
     if config.path is None:
         raise DataError("data=folder needs data.path=FOLDER with one folder per class")
     root = _existing(Path(config.path))
@@ -117,8 +119,10 @@ def folder(config: DataConfig) -> Dataset:
     names = tuple(sorted(entry.name for entry in train_root.iterdir() if entry.is_dir() and entry.name[0] != "."))
     if len(names) < 2:
         raise DataError(f"{train_root} holds {len(names)} class folders; at least two are needed")
-    size = config.image_size or 32
-    train = _read_class_folders(train_root, names, size)
+    files, _ = class_files(train_root, names)
+    image = ImageSpec.default(_channels(files), config.image_size or 32, config.pixels)
+    gathering = _gather(files, names, image)
+    train, notes = gathering.split(), gathering.notes()
     test_root = next((root / part for part in ("test", "valid", "val") if (root / part).is_dir()), None)
     if test_root is None or train_root == root:
         train, test = hold_out(train, config.test_fraction)
@@ -126,9 +130,9 @@ def folder(config: DataConfig) -> Dataset:
         unknown = {entry.name for entry in test_root.iterdir() if entry.is_dir()} - set(names)
         if unknown:
             raise DataError(f"{test_root} has classes that {train_root} lacks: {', '.join(sorted(unknown))}")
-        test = _read_class_folders(test_root, names, size, train.images.shape[1])
-    image = ImageSpec.default(train.images.shape[1], size)
-    return Dataset(f"folder:{root.name}", train, test, names, image, flip=False)
+        held_out = _gather(class_files(test_root, names)[0], names, image)
+        test, notes = held_out.split(), (*notes, *(f"of the test part, {note}" for note in held_out.notes()))
+    return Dataset(f"folder:{root.name}", train, test, names, image, flip=False, notes=notes)
 
 
 def _existing(path: Path) -> Path:
@@ -137,59 +141,16 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _read_class_folders(root: Path, names: Sequence[str], size: int, channels: int | None = None) -> Split:
-    """All images below root/CLASS; grey if `channels` says so or, unless it is given, if the first image is."""
-    files = [
-        (path, label)
-        for label, name in enumerate(names)
-        for path in sorted((root / name).glob("*"))
-        if path.suffix.lower() in IMAGE_SUFFIXES
-    ]
-    if not files:
-        raise DataError(f"no images below {root}; expected {root}/CLASS/*.png (or jpg, bmp, webp, tif)")
-    if channels is None:
-        channels = _channels(files[0][0])
-    images = decode([path.read_bytes() for path, _ in files], [str(path) for path, _ in files], size, channels)
-    return Split(images, torch.tensor([label for _, label in files]))
+def _channels(files: Sequence[tuple[Path, int]]) -> int:
+    """Grey if the first image that can be read is."""
+    grey = next((answer for answer in (is_grey(path) for path, _ in files) if answer is not None), False)
+    return 1 if grey else 3
 
 
-def _channels(path: Path) -> int:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            return 1 if image.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
-    except (UnidentifiedImageError, OSError) as error:
-        raise DataError(f"cannot read image {path}: {error}") from None
-
-
-def decode(contents: Sequence[bytes], names: Sequence[str], size: int, channels: int = 3) -> torch.Tensor:
-    """Encoded images -> `(n, channels, size, size)` uint8; a damaged one is named."""
-    from PIL import Image
-
-    mode = "RGB" if channels == 3 else "L"
-    result = np.empty((len(contents), size, size, channels), dtype=np.uint8)
-
-    def one(row: int) -> None:
-        try:
-            with Image.open(io.BytesIO(contents[row])) as image:
-                fitted = image.convert(mode)
-                if fitted.size != (size, size):
-                    fitted = fitted.resize((size, size), Image.Resampling.BILINEAR)
-                result[row] = np.asarray(fitted).reshape(size, size, channels)
-        except Exception as error:  # foreign bytes make decoders raise many kinds
-            raise DataError(f"cannot read image {names[row]}: {_reason(error)}") from None
-
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        for _ in pool.map(one, range(len(contents))):
-            pass
-    return torch.from_numpy(result).permute(0, 3, 1, 2).contiguous()
-
-
-def _reason(error: Exception) -> str:
-    """One line; the decoder's words for bytes that are no image name an object in memory."""
-    text = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-    return "it is damaged or not an image" if "BytesIO" in text else text
+def _gather(files: Sequence[tuple[Path, int]], names: Sequence[str], image: ImageSpec) -> Gathering:
+    gathering = Gathering(image, names)
+    gathering.add_files(files)
+    return gathering
 
 
 def _hub_layout(name: str, config: DataConfig) -> Dataset:
@@ -277,13 +238,13 @@ def _from_hub(name: str, layout: HubLayout, config: DataConfig) -> Dataset:
 
 def _from_tables(name: str, layout: HubLayout, train: _Table, test: _Table, config: DataConfig) -> Dataset:
     """Decode only the rows that the subset sizes ask for."""
-    splits, side = [], config.image_size or layout.size
+    image = ImageSpec(3, config.image_size or layout.size, layout.mean, layout.std)
+    splits = []
     for table, wanted, purpose in ((train, config.train_size, "train"), (test, config.test_size, "test")):
         rows = draw_rows(len(table.labels), wanted, config.seed, purpose)
         contents = table.images.take(rows.numpy()).field("bytes").to_pylist()
         places = [f"{table.where} row {int(row)}" for row in rows]
-        splits.append(Split(decode(contents, places, side), table.labels[rows]))
+        splits.append(Split(decode(contents, places, image), table.labels[rows]))
     number = int(max(train.labels.max(), test.labels.max())) + 1
     names = train.classes or tuple(str(label) for label in range(number))
-    image = ImageSpec(3, side, layout.mean, layout.std)
     return Dataset(name, splits[0], splits[1], names, image, layout.flip)

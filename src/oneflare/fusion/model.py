@@ -11,7 +11,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -44,9 +44,13 @@ class Task:
     dim: int
 
     def to_dict(self) -> dict[str, Any]:
+        pixels = self.image.pixels
+        image = self.image.to_dict()
+        if pixels is not None:  # always written out: without it, a file is from before there was such a rule
+            image["pixels"] = pixels.model_dump(mode="json", exclude_none=True)
         return {
             "encoder": self.encoder,
-            "image": self.image.to_dict(),
+            "image": image,
             "classes": list(self.classes),
             "dim": self.dim,
         }
@@ -54,6 +58,8 @@ class Task:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Task:
         image = ImageSpec.from_dict(value["image"])
+        if "pixels" not in value["image"]:
+            image = replace(image, pixels=None)
         return cls(dict(value["encoder"]), image, tuple(value["classes"]), int(value["dim"]))
 
 

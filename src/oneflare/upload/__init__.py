@@ -16,7 +16,7 @@ from oneflare.upload.contract import (
     Contract,
 )
 from oneflare.upload.message import Upload, read_prototypes, read_upload, read_weights
-from oneflare.upload.reading import read_layout, read_manifest, read_tensors
+from oneflare.upload.reading import notes_of, read_layout, read_manifest, read_tensors
 from oneflare.upload.writing import disclose, seal_upload, shrink, write_upload
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Contract",
     "Upload",
     "disclose",
+    "notes_of",
     "read_layout",
     "read_manifest",
     "read_prototypes",

@@ -36,6 +36,7 @@ from oneflare.upload.reading import (
     check_statistics,
     digest_holds,
     implausible,
+    notes_of,
     parse_manifest,
     read_header,
     read_tensors,
@@ -69,6 +70,11 @@ class Upload:
     def member(self) -> str | None:
         """Who sent it, in a real federation; None in a simulation."""
         return self.manifest.get("member")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the member says of its data."""
+        return notes_of(self.path, self.manifest)
 
     @property
     def file_bytes(self) -> int:

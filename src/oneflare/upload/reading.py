@@ -38,6 +38,7 @@ from oneflare.upload.contract import (
 )
 
 SAMPLES_LIMIT = 10**9
+MOST_NOTES, LONGEST_NOTE = 8, 200
 PLAUSIBLE = 1e6
 """largest weight, prototype entry or batch-norm statistic that training can explain"""
 DENORMAL_SHARE = 0.01
@@ -47,7 +48,7 @@ _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I1
 _FIELDS = {
     "schema", "federation", "method", "client", "epoch", "samples", "counts", "classes", "image", "encoder",
     "encoder_hash", "anchors", "dim", "statistics", "evidence", "trust", "tensors", "digest", "signature",
-    "member", "created",
+    "member", "created", "notes",
 }  # fmt: skip
 _COUNTS_MODES = ("exact", "noised", "withheld")
 
@@ -177,8 +178,20 @@ def check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract) 
     beta = manifest.get("trust")
     if beta is not None and (not isinstance(beta, int | float) or isinstance(beta, bool) or not 0 <= beta <= 1e3):
         raise UploadError(f"{path}: trust is {beta!r:.20}, not between 0 and 1000; send it again")
+    notes_of(path, manifest)
     if not isinstance(manifest.get("tensors"), dict):
         raise UploadError(f"{path}: the manifest lists no tensors; send the file again")
+
+
+def notes_of(path: Path, manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a member says of its data: a few printable lines, or the upload is refused."""
+    notes = manifest.get("notes", [])
+    plain = isinstance(notes, list) and all(isinstance(text, str) and text.isprintable() for text in notes)
+    if not plain or len(notes) > MOST_NOTES or any(len(text) > LONGEST_NOTE for text in notes):
+        raise UploadError(
+            f"{path}: notes must be at most {MOST_NOTES} printable lines of {LONGEST_NOTE} characters; send it again"
+        )
+    return tuple(notes)
 
 
 def check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, Any], contract: Contract) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +137,17 @@ def seal_upload(
     member: str,
     created: str,
     sign: Callable[[str], dict[str, str]] | None = None,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Copy an upload under its member's name and the moment it was made, signed if `sign` signs its new digest.
 
-    The digest covers both; the tensors stay as they are, byte for byte. Returns the manifest.
+    The digest covers both, and the `notes` for the coordinator; the tensors stay as they are, byte for byte. Returns
+    the manifest.
     """
     header = read_header(source, SIZE_LIMIT, HEADER_LIMIT)
     old = parse_manifest(source, header)
     content = {key: value for key, value in old.items() if key not in ("digest", "signature")}
-    manifest = content | {"member": member, "created": created}
+    manifest = content | {"member": member, "created": created} | ({"notes": list(notes)} if notes else {})
     manifest["digest"] = digest_of(manifest)
     if sign is not None:
         manifest["signature"] = sign(manifest["digest"])
