@@ -29,6 +29,7 @@ from oneflare.client import (
     send,
     train_client,
 )
+from oneflare.config import CodeConfig
 from oneflare.data import Augmentation, ClientData, Split
 from oneflare.data.local import LocalData, read_local
 from oneflare.errors import RunError, TrainingError, UploadError
@@ -63,10 +64,12 @@ def train_member(
     with exclusive(folder):
         remove_partial(folder)
         claim = folder / "job.json"
-        job = {"federation": charter.fingerprint, "member": member, "data": _digest(data)}
+        code = charter.terms.code
+        job = {"federation": charter.fingerprint, "member": member, "data": _digest(data), "code": code.model_dump()}
         if claim.exists():
             old = read_json(claim)
-            changed = [key for key, value in job.items() if old.get(key) != value]
+            changed = [key for key in ("federation", "member", "data") if old.get(key) != job[key]]
+            changed += code.differences(CodeConfig.recorded(old.get("code")))
             if changed:
                 raise RunError(
                     f"{folder} holds training with another {' and '.join(changed)}; "

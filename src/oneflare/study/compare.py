@@ -11,6 +11,7 @@ from typing import Any
 from oneflare.config import Layer
 from oneflare.errors import ConfigError, RunError
 from oneflare.files import digest_of, read_json, write_json
+from oneflare.kept import say_what_changed
 from oneflare.methods import find_method
 from oneflare.methods.resolve import resolve
 from oneflare.stages import Observer, Result, read_result, run_experiment
@@ -114,6 +115,10 @@ def compare_methods(
         shared = digest_of([experiment.training_digest() for runs in experiments.values() for experiment in runs])
         first = experiments[names[0]][0]
         folder = Path("runs") / f"compare-{first.data.name}-{'-'.join(names)}-{shared[:8]}"
+    say_what_changed(
+        [(folder / f"{name}-s{run.seed}", run) for name in names for run in experiments[name]],
+        (observer or Observer()).warn,
+    )
     results = {
         name: tuple(
             run_experiment(experiment, folder / f"{name}-s{experiment.seed}", observer=observer)
