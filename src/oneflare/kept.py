@@ -45,18 +45,19 @@ def diagnose_into(path: Path, uploads: UploadSet, dataset: Dataset) -> dict[str,
 
 def check_figures(folder: Path, content: Mapping[str, Any]) -> None:
     """Refuse a result whose figures today's arithmetic would not give; content: what its `result.json` says."""
+    training, fusion = _version.TRAINING_ARITHMETIC, _version.FUSION_ARITHMETIC
     trained = CodeConfig.recorded(content.get("code")).arithmetic
-    if trained != _version.TRAINING_ARITHMETIC:
+    if trained != training:
         raise RunError(
-            f"{folder} was trained with version {trained} of OneFlare's training arithmetic (today: "
-            f"{_version.TRAINING_ARITHMETIC}), so its figures are not today's; run the experiment again in another folder"
+            f"{folder} was trained with version {trained} of OneFlare's training arithmetic (today: {training}), "
+            "so its figures are not today's; run the experiment again in another folder"
         )
     for name, metrics in content["fusions"].items():
         fused = recorded_code(metrics)["arithmetic"]
-        if fused != _version.FUSION_ARITHMETIC:
+        if fused != fusion:
             raise RunError(
                 f"{folder}: the figures of {name} were made with version {fused} of OneFlare's fusion arithmetic "
-                f"(today: {_version.FUSION_ARITHMETIC}); run the same command again, which makes them anew from the same uploads"
+                f"(today: {fusion}); run the same command again, which makes them anew from the same uploads"
             )
 
 

@@ -38,6 +38,7 @@ from oneflare.nn.hardware import one_thread
 from oneflare.seeds import torch_generator
 from oneflare.signing import SigningKey
 from oneflare.statistics import Statistics, pack
+from oneflare.stopping import AGAIN, NOTHING, on_stop
 from oneflare.upload import read_manifest, seal_upload
 
 TIMED_STEPS = 6
@@ -76,7 +77,8 @@ def train_member(
                     "delete the folder or choose another --out"
                 )
         write_json(claim, job)
-        summary = train_client(charter.job(member, folder), data, observe)
+        with on_stop(lambda: f"a checkpoint is there; {AGAIN}" if ClientFiles(folder).checkpoint.exists() else NOTHING):
+            summary = train_client(charter.job(member, folder), data, observe)
         if summary.status != "trained":
             ClientFiles(folder).summary.unlink()  # so that another attempt is possible
             raise TrainingError(f"{member} could not be trained: {summary.reason}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from oneflare.client import ClientSummary
+from oneflare.client import ClientFiles, ClientSummary
 from oneflare.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.data import Dataset, data_digest, given_data, load
 from oneflare.errors import ConfigError, RunError
@@ -25,6 +25,7 @@ from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.plugins import loaded_plugins, source_of
 from oneflare.sourcecode import is_installed
+from oneflare.stopping import AGAIN, NOTHING, UNCHANGED, on_stop
 from oneflare.watch import LineObserver, in_notebook
 
 __all__ = [
@@ -165,7 +166,7 @@ def run_experiment(
     """All stages; those whose files are complete are skipped."""
     observer = observer or Observer()
     files = RunFiles(folder)
-    with exclusive(folder), _tidy(folder):
+    with on_stop(lambda: _what_is_kept(files)), exclusive(folder), _tidy(folder):
         claim_folder(files, experiment)
         finished = _finished(files, experiment)
         if finished is not None:
@@ -185,6 +186,17 @@ def run_experiment(
         write_json(files.result, content)
         observer.end(content)
     return Result(folder, content)
+
+
+def _what_is_kept(files: RunFiles) -> str:
+    clients = [ClientFiles(place) for place in sorted((files.folder / "clients").glob("*"))]
+    done = sum(client.summary.exists() for client in clients)
+    begun = sum(client.checkpoint.exists() for client in clients)
+    if not done and not begun:
+        return NOTHING
+    finished = f"{done} client{'' if done == 1 else 's'} finished" if done else ""
+    checkpoints = f"{begun} with a checkpoint" if begun else ""
+    return f"{', '.join(filter(None, (finished, checkpoints)))}; {AGAIN}"
 
 
 @contextlib.contextmanager
@@ -231,7 +243,7 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
     observer = observer or Observer()
     files = RunFiles(folder)
     complete = complete_specs(read_experiment(folder), specs)  # a folder that is no run is left as it is
-    with exclusive(folder), _tidy(folder), one_thread():
+    with on_stop(lambda: UNCHANGED), exclusive(folder), _tidy(folder), one_thread():
         federation, uploads = open_run(folder, observer)
         check_needs(complete, uploads.offered, "; choose another fusion")
         federation.fuse(complete, uploads, observer)

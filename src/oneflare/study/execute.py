@@ -21,6 +21,7 @@ from oneflare.files import exclusive, read_json
 from oneflare.fusion import made_with
 from oneflare.kept import say_what_changed
 from oneflare.stages import Observer, RunFiles, read_experiment, run_experiment
+from oneflare.stopping import AGAIN, NOTHING, on_stop
 from oneflare.study.answers import FILE as ANSWERS
 from oneflare.study.answers import has_answers, keep_answers
 from oneflare.study.cells import Cell
@@ -90,7 +91,8 @@ def run_cells(
     say_what_changed([(cell.folder(runs), cell.experiment) for cell in waiting], watcher.warn)
     outcomes: list[Outcome] = []
     while waiting:
-        found = _round(waiting, runs, processes, watcher)
+        with on_stop(lambda: _what_is_kept(cells, runs)):
+            found = _round(waiting, runs, processes, watcher)
         outcomes += [outcome for outcome in found if outcome.status != "in use"]
         held = {outcome.cell for outcome in found if outcome.status == "in use"}
         if len(held) == len(waiting):
@@ -98,6 +100,13 @@ def run_cells(
             time.sleep(POLL_SECONDS)
         waiting = [cell for cell in waiting if cell.name in held]
     return outcomes
+
+
+def _what_is_kept(cells: Sequence[Cell], runs: Path) -> str:
+    done = sum(is_complete(cell, runs) for cell in cells)
+    begun = any(path for cell in cells for path in cell.folder(runs).glob("clients/*/*/state.safetensors"))
+    begun = begun or any(path for cell in cells for path in cell.folder(runs).glob("clients/*/summary.json"))
+    return f"{done} of {len(cells)} cells are complete; {AGAIN}" if done or begun else NOTHING
 
 
 def _round(cells: Sequence[Cell], runs: Path, processes: int, watcher: Watcher) -> list[Outcome]:

@@ -32,6 +32,7 @@ from oneflare.membership import Membership
 from oneflare.metrics import retention, score
 from oneflare.nn.hardware import one_thread
 from oneflare.stages import complete_specs, open_run, read_experiment
+from oneflare.stopping import UNCHANGED, on_stop
 from oneflare.study.compare import FILE, read_comparison
 
 STAMP = "measured"
@@ -200,7 +201,7 @@ def bench_run(
     What was measured before, of the same uploads with the same options, is read back.
     """
     observer = observer or Observer()
-    with exclusive(folder), one_thread():
+    with on_stop(lambda: UNCHANGED), exclusive(folder), one_thread():
         federation, uploads = open_run(folder, observer)
         uploads = membership.apply(uploads)
         files = RunFiles(membership.folder(folder, uploads))

@@ -79,7 +79,7 @@ def collect(plan: Plan, runs: Path) -> dict[str, Any]:
         "question": declaration.question,
         "note": declaration.note,
         "scale": plan.scale.name,
-        "scale_summary": plan.scale.summary,
+        "scale_summary": plan.summary,
         "rule": RULE,
         "seeds": list(plan.seeds),
         "complete": not any(cell["missing"] for cell in cells),
