@@ -10,6 +10,7 @@ import ast
 import hashlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 INSTALLED = {"site-packages", "dist-packages"}
+STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
 
 
 def text_digest(part: Any) -> str | None:
@@ -44,7 +46,11 @@ def module_digest(name: str) -> str | None:
 def is_installed(name: str) -> bool:
     """Whether a module comes from an installed distribution."""
     root = _root(name)
-    return root is None or root.name in INSTALLED
+    return root is None or _is_library(root)
+
+
+def _is_library(root: Path) -> bool:
+    return root.name in INSTALLED or root.is_relative_to(STANDARD)
 
 
 def _root(name: str) -> Path | None:
@@ -85,7 +91,7 @@ def _belongs(name: str, user: str, root: Path) -> bool:
     top = name.split(".")[0]
     if top == user.split(".")[0]:
         return True
-    return top != "oneflare" and root.name not in INSTALLED and _root(name) == root
+    return top != "oneflare" and not _is_library(root) and _root(name) == root
 
 
 def _imports(path: Path, module: ModuleType) -> Iterator[str]:
