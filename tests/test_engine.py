@@ -74,6 +74,9 @@ def test_the_lines_of_the_users_code_survive_the_way_from_a_worker(workers, make
     assert lines[-2].startswith(f'"{__file__}", line ')
     assert lines[-1].strip() in inspect.getsource(sys.modules[__name__])
     assert not any("oneflare/engine" in line for line in lines)
+    if workers > 1:  # what --verbose shows
+        assert caught.value.__notes__[0].startswith("In a worker process:\nTraceback")
+        assert "oneflare/engine/local.py" in caught.value.__notes__[0]
 
 
 def test_a_killed_worker_costs_only_its_task_which_is_tried_again(tmp_path):
