@@ -195,7 +195,8 @@ def read(path):
     return json.loads(path.read_text())
 
 
-def test_runs_of_the_first_release_are_read(tmp_path):
+def test_runs_of_the_first_release_are_read_while_the_arithmetic_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(_version, "FUSION_ARITHMETIC", 1)
     first = run_experiment(resolve(SMALL), tmp_path / "run")
     as_the_first_release_wrote_it(first.folder)
     assert run_experiment(resolve(SMALL), first.folder).complete_before
@@ -207,6 +208,7 @@ def test_runs_of_the_first_release_are_read(tmp_path):
 
 def test_another_fusion_arithmetic_makes_figures_anew_and_keeps_the_uploads(tmp_path, monkeypatch):
     cell, said = Cell(SMALL, resolve(SMALL)), Said()
+    monkeypatch.setattr(_version, "FUSION_ARITHMETIC", 1)
     run_cells([cell], tmp_path)
     folder = cell.folder(tmp_path)
     as_the_first_release_wrote_it(folder)
