@@ -232,6 +232,16 @@ def test_another_fusion_arithmetic_makes_figures_anew_and_keeps_the_uploads(tmp_
     assert uploads == {path: path.stat().st_mtime_ns for path in folder.rglob("upload.safetensors")}
 
 
+def test_one_table_never_holds_figures_of_two_arithmetics(tmp_path, monkeypatch):
+    monkeypatch.setattr(_version, "FUSION_ARITHMETIC", 1)
+    folder = run_experiment(resolve(SMALL), tmp_path / "run").folder
+    as_the_first_release_wrote_it(folder)
+    monkeypatch.setattr(_version, "FUSION_ARITHMETIC", 2)
+    found = fuse_run(folder, [{"name": "average"}]).fusions
+    assert {name: row["code"]["arithmetic"] for name, row in found.items()} == {"average": 2, "feature_mean": 2}
+    assert read_result(folder).fusions == found
+
+
 def test_diagnostics_are_measured_once(tmp_path, tiny_run, monkeypatch):
     federation, uploads = open_run(tiny_run, Observer())
     path = tmp_path / "diagnostics.json"

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from oneflare import _version
 from oneflare.client import ClientFiles, ClientSummary
 from oneflare.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.data import Dataset, data_digest, given_data, load
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
-from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model, made_with
+from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model, made_with, recorded_code
 from oneflare.fusion.base import FUSIONS
 from oneflare.kept import check_figures, recorded_experiment_code, say_what_changed
 from oneflare.methods.resolve import ARRAYS, resolve
@@ -246,12 +247,23 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
     with on_stop(lambda: UNCHANGED), exclusive(folder), _tidy(folder), one_thread():
         federation, uploads = open_run(folder, observer)
         check_needs(complete, uploads.offered, "; choose another fusion")
-        federation.fuse(complete, uploads, observer)
         content = read_json(files.result)
+        complete += _others_outdated(federation.experiment, content["fusions"], complete)
+        federation.fuse(complete, uploads, observer)
         for spec in complete:
             content["fusions"][spec["name"]] = read_json(files.metrics(spec["name"]))
         write_json(files.result, content)
     return Result(folder, content)
+
+
+def _others_outdated(
+    experiment: Experiment, fusions: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Fusions of a run whose figures another arithmetic gave: one table does not hold both."""
+    names = {spec["name"] for spec in asked}
+    old = [name for name, row in fusions.items() if recorded_code(row)["arithmetic"] != _version.FUSION_ARITHMETIC]
+    specs = [{"name": name, **(fusions[name].get("options") or {})} for name in old if name not in names]
+    return complete_specs(experiment, specs)
 
 
 def complete_specs(experiment: Experiment, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
