@@ -325,6 +325,49 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(tmp_path, number, code):
     assert "Traceback" not in complaint
 
 
+def test_stopped_before_anything_was_saved_it_promises_no_checkpoint(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "run", *TINY_WORDS, "epochs=4000", "train.checkpoint_seconds=600", "--out", "run"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        wait_for((tmp_path / "run" / "partition.json").exists)
+        process.send_signal(signal.SIGTERM)
+        _, complaint = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert complaint.splitlines()[-1] == (
+        "stopped; nothing was saved yet of what was running; the same command begins it again"
+    )
+
+
+BROKEN = """
+from oneflare.objective import CONTROLLERS, Controller
+
+@CONTROLLERS.register("broken")
+class Broken(Controller):
+    def loss(self, local, align, progress):
+        return local / self.missing
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_error_in_the_users_controller_shows_the_users_lines(tmp_path, workers):
+    (tmp_path / "mine.py").write_text(BROKEN)
+    words = ["--plugin", "mine", "run", *TINY_WORDS, "controller=broken", f"workers={workers}", "--quiet"]
+    failed = oneflare(*words, cwd=tmp_path)
+    assert failed.returncode == 2
+    assert failed.stderr.splitlines() == [
+        "error: your own code failed with AttributeError: 'Broken' object has no attribute 'missing'",
+        f'  "{tmp_path / "mine.py"}", line 7, in loss',
+        "    return local / self.missing",
+    ]
+
+
 def test_two_processes_on_one_folder(tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "run", *LONG_WORDS, "epochs=400"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 
 import numpy as np
 import pyarrow as pa
@@ -189,3 +190,38 @@ def test_a_public_split_is_taken_from_everybody():
     assert torch.equal(split.test.images, whole.test.images)
     with pytest.raises(DataError, match=r"data\.public=200 leaves none of the 200 training images"):
         load(DataConfig(train_size=200, public=200))
+
+
+def test_without_a_connection_the_hub_is_given_up_at_once(monkeypatch, caplog):
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    from oneflare.data import hub
+
+    for name in hub.OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    for module in (datasets.config, constants):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    with pytest.raises(DataError, match=r"set ONEFLARE_DATA .*the hub did not answer \(no connection to 127.0.0.1\)"):
+        load(DataConfig(name="cifar10"))
+    assert not [record for record in caplog.records if "Retry" in record.getMessage()]
+    assert (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE) == (False, False)
+
+
+def test_a_hub_that_answers_is_asked_also_through_a_proxy(monkeypatch):
+    from oneflare.data.hub import unreachable
+
+    for name in ("no_proxy", "NO_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert unreachable(f"http://127.0.0.1:{port}") is None
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        assert unreachable("https://nowhere.invalid") is None
+    assert unreachable("https://nowhere.invalid") == "127.0.0.1"
+    monkeypatch.setenv("no_proxy", "nowhere.invalid")
+    assert unreachable("https://nowhere.invalid") == "nowhere.invalid"

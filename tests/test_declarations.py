@@ -150,6 +150,17 @@ def test_wrong_names_and_settings():
         find_declaration("nowhere.yaml")
 
 
+def test_the_scale_is_described_as_it_was_run(tmp_path):
+    assert plan_of("c4", "smoke").summary == (
+        "the embedded digits stand in for all data, a small network, 6 epochs: to try things out, not to judge"
+    )
+    assert plan_of("table1", "small").summary.endswith("a strided ResNet-8, 5 epochs")
+    changed = plan_of("c4", "smoke", overrides={"epochs": 2, "train.lr": 0.1}).summary
+    assert "6 epochs" not in changed
+    assert "a small network, 2 epochs: " in changed
+    assert changed.endswith("; changed for these runs: train.epochs=2, train.lr=0.1")
+
+
 def test_time_is_estimated_from_what_is_finished(tmp_path):
     cells = unique_cells([plan_of("c4", "smoke")])
     rough = estimate(cells, tmp_path)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import inspect
 import os
 import signal
+import sys
 import time
 
 import pytest
 
 from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import ConfigError, RunError
+from oneflare.frames import own_lines
 
 
 def square(task, report):
@@ -48,6 +51,32 @@ def test_an_error_in_a_worker_is_raised_here():
 
     with pytest.raises(ZeroDivisionError):
         map_tasks(crash, [1, 2], workers=2)
+
+
+class Awkward(Exception):
+    """Cannot be made again from what it was made of, as pickle would."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def fail_awkwardly():
+    raise Awkward("this", "that")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("make", [lambda: 1 / 0, fail_awkwardly])
+def test_the_lines_of_the_users_code_survive_the_way_from_a_worker(workers, make):
+    with pytest.raises(Exception, match=r"division by zero|this and that") as caught:
+        map_tasks(lambda task, report: make(), [1, 2], workers=workers)
+    lines = own_lines(caught.value)
+    assert len(lines) % 2 == 0
+    assert lines[-2].startswith(f'"{__file__}", line ')
+    assert lines[-1].strip() in inspect.getsource(sys.modules[__name__])
+    assert not any("oneflare/engine" in line for line in lines)
+    if workers > 1:  # what --verbose shows
+        assert caught.value.__notes__[0].startswith("In a worker process:\nTraceback")
+        assert "oneflare/engine/local.py" in caught.value.__notes__[0]
 
 
 def test_a_killed_worker_costs_only_its_task_which_is_tried_again(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -51,6 +52,21 @@ def test_the_page_of_a_run_says_what_its_files_say_and_needs_no_network(tiny_run
     assert "lambda_max: 50.0" in text
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(", text)
+
+
+def test_one_seed_has_no_deviation_over_seeds(tmp_path, tiny_comparison):
+    """What the size of the test set allows must not pass for a spread over seeds."""
+    one = tmp_path / "one"
+    shutil.copytree(tiny_comparison, one)
+    content = json.loads((one / "comparison.json").read_text())
+    (one / "comparison.json").write_text(json.dumps(content | {"seeds": [0]}))
+    several, single = (re.sub(r"\s+", " ", write_report(folder).read_text()) for folder in (tiny_comparison, one))
+    words = "standard deviation over seeds"
+    assert words in several.split('id="glossary"')[0]
+    assert words not in single.split('id="glossary"')[0]
+    assert "95 % interval from the size of the test set alone" in single
+    (row, *_) = read_comparison(one).to_dict()["accuracy"]["fafi"].values()
+    assert row["std"] is None
 
 
 def test_writing_it_again_gives_the_same_page(tiny_run, tiny_comparison):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,8 @@ def test_tensorboard_holds_every_client_and_fusion(tmp_path):
     log.Reload()
     for client in range(2):
         trace = RunFiles(result.folder).client(client).read_trace()
-        for key in ("lambda_raw", "local", "accuracy"):
-            events = log.Scalars(f"{key}/client {client}")
+        for key, shown in (("lambda_raw",) * 2, ("local",) * 2, ("accuracy", "training_accuracy")):
+            events = log.Scalars(f"{shown}/client {client}")
             assert [event.step for event in events] == [row["epoch"] for row in trace]
             assert [event.value for event in events] == pytest.approx([row[key] for row in trace])
     for name, row in result.fusions.items():
@@ -70,6 +71,21 @@ def test_mlflow_holds_settings_curves_and_results_and_goes_on_with_an_interrupte
     assert {point.step: point.value for point in curve} == {row["epoch"]: row["lambda_raw"] for row in trace}
     history = observer.client.get_metric_history(run.info.run_id, "average/accuracy")
     assert [point.value for point in history] == [point["accuracy"] for point in result.fusions["average"]["history"]]
+
+
+def test_several_observers_all_hear_everything():
+    heard = []
+    names = [name for name, value in vars(Observer).items() if callable(value) and not name.startswith("_")]
+
+    def hear(name, number):
+        return lambda self, *arguments: heard.append((name, number, arguments))
+
+    both = [type("Hearing", (Observer,), {name: hear(name, number) for name in names})() for number in (1, 2)]
+    for name in names:
+        arguments = tuple(inspect.signature(getattr(Observer, name)).parameters)[1:]
+        getattr(Observers(*both), name)(*arguments)
+        assert heard[-2:] == [(name, 1, arguments), (name, 2, arguments)]
+    assert "fusion_step" in names
 
 
 def test_an_unknown_tracker_and_a_missing_package():

@@ -138,7 +138,7 @@ class Charter(Section):
     def fingerprint(self) -> str:
         """Digest of all that members share; members and deadline may change without a new one."""
         image = self.image.spec().to_dict() | {"mirror": self.image.mirror}
-        return digest_of([self.version, self.name, self.id, self.classes, image, self.terms.training_digest()])
+        return digest_of([self.version, self.name, self.id, self.classes, image, self.terms.settings_digest()])
 
     @cached_property
     def contract(self) -> Contract:

@@ -60,6 +60,7 @@ class ClientSummary:
     lambda_raw_max: float = 0.0
     lambda_effective_final: float = 0.0
     accuracy_own: float = 0.0
+    """on its own training images, as augmented in the last epoch: it says nothing about new images"""
     conflicts: float = 0.0
     """share of steps in which the pull of the anchors conflicted with the local gradient"""
     peak_lr: float = 0.0

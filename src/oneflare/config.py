@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from oneflare import _version
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.files import digest_of
 from oneflare.registry import one_line
@@ -230,6 +231,29 @@ class UploadConfig(Section):
     evidence: Names = Field((), description="what clients measure of their networks for fusions that need it")
 
 
+class CodeConfig(Section):
+    """Which code made the uploads. It is recorded, never chosen: whoever runs an experiment has today's code."""
+
+    arithmetic: int = Field(
+        default_factory=lambda: _version.TRAINING_ARITHMETIC, description="version of the arithmetic of training"
+    )
+    plugins: dict[str, str] = Field(
+        default_factory=dict, description="digest of the source of every module of your own that training uses"
+    )
+
+    @classmethod
+    def recorded(cls, content: Any) -> CodeConfig:
+        """As a file says it; files that say nothing come from the first release."""
+        return cls.model_validate(content or {"arithmetic": 1})
+
+    def differences(self, before: CodeConfig) -> list[str]:
+        """What is another one than `before`, in words that follow "another"."""
+        modules = sorted(set(self.plugins) | set(before.plugins))
+        changed = [name for name in modules if self.plugins.get(name) != before.plugins.get(name)]
+        words = [f"version of the plugin {name}" for name in changed]
+        return words if self.arithmetic == before.arithmetic else [*words, "version of OneFlare's training arithmetic"]
+
+
 class Experiment(Section):
     """One federation, from data to metrics. The resolved form is saved with every result."""
 
@@ -248,6 +272,7 @@ class Experiment(Section):
     seed: int = Field(0, ge=0)
     engine: Literal["local", "flower"] = "local"
     workers: int | None = Field(None, ge=1, description="worker processes; default: one per core")
+    code: CodeConfig = Field(default_factory=CodeConfig)
 
     @field_validator("fusions")
     @classmethod
@@ -279,11 +304,22 @@ class Experiment(Section):
     def training_digest(self) -> str:
         """Identifies what the uploads depend on: not the fusions, nor where and how fast clients run.
 
-        What is absent (None, empty) does not count, so a new option that is off leaves old runs their name.
+        What is absent (None, empty) does not count, so a new option that is off leaves old runs their name; the
+        first arithmetic counts as absent.
         """
-        content = self.model_dump(mode="json", exclude={"fusions", "engine", "workers"})
+        code = self.code.model_dump(mode="json")
+        if code["arithmetic"] == 1:
+            code["arithmetic"] = None
+        return digest_of(_present(self._settings() | {"code": code}))
+
+    def settings_digest(self) -> str:
+        """The same without the code: what the user has chosen."""
+        return digest_of(_present(self._settings()))
+
+    def _settings(self) -> dict[str, Any]:
+        content = self.model_dump(mode="json", exclude={"fusions", "engine", "workers", "code"})
         content["train"].pop("checkpoint_seconds")
-        return digest_of(_present(content))
+        return content
 
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""

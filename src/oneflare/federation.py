@@ -24,9 +24,10 @@ from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import ConfigError, RunError, UploadError
 from oneflare.files import read_json, save_state, write_json
-from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all, made_with, options_of
+from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all, made_by, made_with
 from oneflare.fusion.workspace import Workspace
-from oneflare.metrics import diagnose, retention, score
+from oneflare.kept import EXPERIMENT, diagnose_into, say_if_outdated
+from oneflare.metrics import retention, score
 from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
 from oneflare.nn.hardware import Workload, choose_device, choose_precision, precision_name
 from oneflare.privacy import Privacy
@@ -68,7 +69,7 @@ class RunFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.experiment = folder / "experiment.yaml"
+        self.experiment = folder / EXPERIMENT
         self.partition = folder / "partition.json"
         self.result = folder / "result.json"
         self.diagnostics = folder / "diagnostics.json"
@@ -278,6 +279,8 @@ class Federation:
         missing = [spec for spec in specs if not self.is_fused(spec)]
         if not missing:
             return
+        for spec in missing:
+            say_if_outdated(self.files.metrics(spec["name"]), spec, observer.warn)
         observer.stage(f"fusing {len(uploads)} uploads in {len(missing)} ways")
         clients = [upload.client for upload in uploads]
         slow = [spec for spec in missing if build_fusion(spec).trains]
@@ -321,7 +324,7 @@ class Federation:
         teachers: dict[str, tuple[str, GlobalModel]] = {}
         seconds: dict[str, float] = {}
         notes: dict[str, dict[str, Any]] = {}
-        options = {spec["name"]: options_of(spec) for spec in specs}
+        stamps = {spec["name"]: made_by(spec) for spec in specs}
         remarks: dict[str, tuple[str, ...]] = {}
         for spec in specs:
             name, fusion, workspace = spec["name"], build_fusion(spec), self._workspace(spec["name"], report)
@@ -340,7 +343,7 @@ class Federation:
                 "parameters": model.cost.parameters,
                 "forward_passes": model.cost.forward_passes,
                 "fuse_seconds": seconds[name],
-                "options": options[name],
+                **stamps[name],
             }
             if notes[name]:
                 outcome[name]["training"] = notes[name]
@@ -353,9 +356,8 @@ class Federation:
 
     def _diagnose(self, uploads: UploadSet, report: Any) -> dict[str, Any]:
         del report
-        if self.contract.deep and not self.files.diagnostics.exists():
-            test = self.dataset.test
-            write_json(self.files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
+        if self.contract.deep:
+            diagnose_into(self.files.diagnostics, uploads, self.dataset)
         return {}
 
     def _simulate(
@@ -379,6 +381,7 @@ class Federation:
         device = choose_device(experiment.train.device)
         return {
             "oneflare": __version__,
+            "code": experiment.code.model_dump(mode="json"),
             "method": experiment.method,
             "seed": experiment.seed,
             "data": {

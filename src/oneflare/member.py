@@ -29,6 +29,7 @@ from oneflare.client import (
     send,
     train_client,
 )
+from oneflare.config import CodeConfig
 from oneflare.data import Augmentation, ClientData, Split
 from oneflare.data.images import Damaged
 from oneflare.data.labelled import left_out_note
@@ -40,6 +41,7 @@ from oneflare.nn.hardware import one_thread
 from oneflare.seeds import torch_generator
 from oneflare.signing import SigningKey
 from oneflare.statistics import Statistics, pack
+from oneflare.stopping import AGAIN, NOTHING, on_stop
 from oneflare.upload import read_manifest, seal_upload
 
 TIMED_STEPS = 6
@@ -94,17 +96,20 @@ def train_member(
     with exclusive(folder):
         remove_partial(folder)
         claim = folder / "job.json"
-        job = {"federation": charter.fingerprint, "member": member, "data": _digest(data)}
+        code = charter.terms.code
+        job = {"federation": charter.fingerprint, "member": member, "data": _digest(data), "code": code.model_dump()}
         if claim.exists():
             old = read_json(claim)
-            changed = [key for key, value in job.items() if old.get(key) != value]
+            changed = [key for key in ("federation", "member", "data") if old.get(key) != job[key]]
+            changed += code.differences(CodeConfig.recorded(old.get("code")))
             if changed:
                 raise RunError(
                     f"{folder} holds training with another {' and '.join(changed)}; "
                     "delete the folder or choose another --out"
                 )
         write_json(claim, job)
-        summary = train_client(charter.job(member, folder), data, observe)
+        with on_stop(lambda: f"a checkpoint is there; {AGAIN}" if ClientFiles(folder).checkpoint.exists() else NOTHING):
+            summary = train_client(charter.job(member, folder), data, observe)
         if summary.status != "trained":
             ClientFiles(folder).summary.unlink()  # so that another attempt is possible
             raise TrainingError(f"{member} could not be trained: {summary.reason}")

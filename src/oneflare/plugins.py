@@ -11,11 +11,14 @@ import sys
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from oneflare.errors import ConfigError
+from oneflare.sourcecode import module_digest, text_digest
 
 GROUP = "oneflare.plugins"
 VARIABLE = "ONEFLARE_PLUGINS"
+SCRIPT = "__main__"
 
 _loaded: set[str] = set()
 
@@ -30,6 +33,22 @@ def name_plugins(names: list[str]) -> None:
 def loaded_plugins() -> list[str]:
     """The modules that were imported as plugins."""
     return sorted(name for name in _loaded if name)
+
+
+def source_of(part: Any) -> tuple[str, str] | None:
+    """The plugin (or other module) that defines a class or function of the user's, and the digest of its source.
+
+    None for parts of OneFlare, and for those whose source cannot be read.
+    """
+    module = str(getattr(part, "__module__", "") or "")
+    if module.split(".")[0] in ("", "oneflare"):
+        return None
+    if module == SCRIPT:  # the rest of a script may be edited freely
+        name, digest = module, text_digest(part)
+    else:
+        name = next((plugin for plugin in loaded_plugins() if f"{module}.".startswith(f"{plugin}.")), module)
+        digest = module_digest(name)
+    return None if digest is None else (name, digest)
 
 
 def load_plugins() -> None:

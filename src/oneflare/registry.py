@@ -8,13 +8,14 @@ on the class, a misspelt option is answered with "did you mean", and a new entry
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from oneflare.errors import ConfigError, did_you_mean
+from oneflare.plugins import source_of
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,6 +77,25 @@ class Registry(Generic[T]):
     def build(self, spec: Mapping[str, Any], *given: Any) -> T:
         options = self.complete(spec)
         return self[options.pop("name")].factory(*given, **options)
+
+
+def sources_used(registries: Iterable[Registry[Any]], content: Any) -> dict[str, str]:
+    """The user's own modules whose parts are named anywhere in a configuration, each with the digest of its source."""
+    words = set(_words(content))
+    factories = [registry[name].factory for registry in registries for name in registry if name in words]
+    return dict(sorted(source for source in map(source_of, factories) if source is not None))
+
+
+def _words(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield str(key)
+            yield from _words(value)
+    elif isinstance(content, list | tuple):
+        for item in content:
+            yield from _words(item)
 
 
 def _schema(kind: str, name: str, factory: Callable[..., Any]) -> type[BaseModel]:

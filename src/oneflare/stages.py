@@ -11,24 +11,29 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from oneflare.client import ClientSummary
+from oneflare import _version
+from oneflare.client import ClientFiles, ClientSummary
 from oneflare.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.data import Dataset, data_digest, given_data, load
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
-from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model, made_with
+from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model, made_with, recorded_code
 from oneflare.fusion.base import FUSIONS
+from oneflare.kept import check_figures, recorded_experiment_code, say_what_changed
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
-from oneflare.plugins import loaded_plugins
+from oneflare.plugins import loaded_plugins, source_of
+from oneflare.sourcecode import is_installed
+from oneflare.stopping import AGAIN, NOTHING, UNCHANGED, on_stop
 from oneflare.watch import LineObserver, in_notebook
 
 __all__ = [
     "Observer",
     "Result",
     "RunFiles",
+    "choose_folder",
     "default_folder",
     "fuse_run",
     "open_run",
@@ -37,6 +42,10 @@ __all__ = [
     "run",
     "run_experiment",
 ]
+
+
+NO_IDENTITY = ("fusions", "workers", "engine", "checkpoint_seconds", "code")
+"""settings that do not make another experiment; the code is compared by itself"""
 
 
 @dataclass(frozen=True)
@@ -110,13 +119,32 @@ def run(
         if parts is not None and experiment.data.public is not None:
             raise ConfigError("data.public: images that have owners cannot be set aside; give a Dataset with `public`")
         dataset = dataset.set_aside(experiment.data.public, experiment.data.seed)
-    folder = Path(out) if out is not None else default_folder(experiment)
+    if encoder is not None:
+        experiment = _with_source(experiment, encoder)
+    folder = choose_folder(experiment, None if out is None else Path(out), observer)
     return run_experiment(experiment, folder, dataset=dataset, parts=parts, encoder=encoder, observer=observer)
 
 
 def _module_digest(module: nn.Module) -> str:
     state = module.state_dict()
     return digest_of([str(module), {name: tensor_digest(tensor.cpu()) for name, tensor in state.items()}])
+
+
+def _with_source(experiment: Experiment, encoder: nn.Module) -> Experiment:
+    """The user's own classes inside an encoder are code that the uploads depend on, as a plugin is."""
+    own = {type(module) for module in encoder.modules() if not is_installed(type(module).__module__)}
+    found = dict(source for source in map(source_of, own) if source is not None)
+    code = experiment.code.model_copy(update={"plugins": dict(sorted({**experiment.code.plugins, **found}.items()))})
+    return experiment.model_copy(update={"code": code})
+
+
+def choose_folder(experiment: Experiment, out: Path | None, observer: Observer | None) -> Path:
+    """The folder that was asked for, else the default; says so where changed code makes the default a new one."""
+    if out is not None:
+        return out
+    folder = default_folder(experiment)
+    say_what_changed([(folder, experiment)], (observer or Observer()).warn)
+    return folder
 
 
 def default_folder(experiment: Experiment) -> Path:
@@ -139,7 +167,7 @@ def run_experiment(
     """All stages; those whose files are complete are skipped."""
     observer = observer or Observer()
     files = RunFiles(folder)
-    with exclusive(folder), _tidy(folder):
+    with on_stop(lambda: _what_is_kept(files)), exclusive(folder), _tidy(folder):
         claim_folder(files, experiment)
         finished = _finished(files, experiment)
         if finished is not None:
@@ -163,6 +191,17 @@ def run_experiment(
     return Result(folder, content)
 
 
+def _what_is_kept(files: RunFiles) -> str:
+    clients = [ClientFiles(place) for place in sorted((files.folder / "clients").glob("*"))]
+    done = sum(client.summary.exists() for client in clients)
+    begun = sum(client.checkpoint.exists() for client in clients)
+    if not done and not begun:
+        return NOTHING
+    finished = f"{done} client{'' if done == 1 else 's'} finished" if done else ""
+    checkpoints = f"{begun} with a checkpoint" if begun else ""
+    return f"{', '.join(filter(None, (finished, checkpoints)))}; {AGAIN}"
+
+
 @contextlib.contextmanager
 def _tidy(folder: Path) -> Iterator[None]:
     """Clears what killed writers left half-written: before, and after workers were stopped in the middle."""
@@ -183,9 +222,20 @@ def open_run(folder: Path, observer: Observer) -> tuple[Federation, UploadSet]:
         raise RunError(
             f"{folder} used arrays or an encoder given in Python; add the fusion to `fusions` and run it again"
         )
+    _check_code(folder, experiment, observer)
     federation = Federation.build(experiment, files, load(experiment.data), None, None)
     summaries = [ClientSummary(**row) for row in read_json(files.result)["clients"]]
     return federation, federation.collect(summaries, observer)
+
+
+def _check_code(folder: Path, experiment: Experiment, observer: Observer) -> None:
+    """Uploads of another arithmetic are refused; those of another version of a plugin are used, and that is said."""
+    today = resolve(experiment.model_dump(mode="json")).code
+    changed = " and another ".join(today.differences(experiment.code))
+    if today.arithmetic != experiment.code.arithmetic:
+        raise RunError(f"{folder} was trained with another {changed}; run the experiment again in another folder")
+    if changed:
+        observer.warn(f"{folder} was trained with another {changed}; its uploads are used as they are")
 
 
 def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observer | None = None) -> Result:
@@ -196,15 +246,26 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
     observer = observer or Observer()
     files = RunFiles(folder)
     complete = complete_specs(read_experiment(folder), specs)  # a folder that is no run is left as it is
-    with exclusive(folder), _tidy(folder), one_thread():
+    with on_stop(lambda: UNCHANGED), exclusive(folder), _tidy(folder), one_thread():
         federation, uploads = open_run(folder, observer)
         check_needs(complete, uploads.offered, "; choose another fusion")
-        federation.fuse(complete, uploads, observer)
         content = read_json(files.result)
+        complete += _others_outdated(federation.experiment, content["fusions"], complete)
+        federation.fuse(complete, uploads, observer)
         for spec in complete:
             content["fusions"][spec["name"]] = read_json(files.metrics(spec["name"]))
         write_json(files.result, content)
     return Result(folder, content)
+
+
+def _others_outdated(
+    experiment: Experiment, fusions: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Fusions of a run whose figures another arithmetic gave: one table does not hold both."""
+    names = {spec["name"] for spec in asked}
+    old = [name for name, row in fusions.items() if recorded_code(row)["arithmetic"] != _version.FUSION_ARITHMETIC]
+    specs = [{"name": name, **(fusions[name].get("options") or {})} for name in old if name not in names]
+    return complete_specs(experiment, specs)
 
 
 def complete_specs(experiment: Experiment, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -218,7 +279,7 @@ def read_experiment(folder: Path) -> Experiment:
     if not path.exists():
         raise RunError(f"{folder} is not a run folder (no experiment.yaml)")
     try:
-        return resolve(read_yaml(path))
+        experiment = resolve(read_yaml(path))
     except ConfigError:
         missing = _missing_plugins(RunFiles(folder))
         if not missing:
@@ -228,6 +289,7 @@ def read_experiment(folder: Path) -> Experiment:
             f"{folder} was made with the plugin {names}, which is not loaded; "
             f"oneflare --plugin {missing[0]} ..., or set ONEFLARE_PLUGINS={names}"
         ) from None
+    return experiment.model_copy(update={"code": recorded_experiment_code(folder)})
 
 
 def _missing_plugins(files: RunFiles) -> list[str]:
@@ -242,13 +304,20 @@ def read_result(folder: Path) -> Result:
         raise RunError(f"{folder} is not a run folder (no experiment.yaml)")
     if not files.result.exists():
         raise RunError(f"{folder} is not finished; run the same command again to go on")
-    return Result(folder, read_json(files.result), complete_before=True)
+    content = read_json(files.result)
+    check_figures(folder, content)
+    return Result(folder, content, complete_before=True)
 
 
 def claim_folder(files: RunFiles, experiment: Experiment) -> None:
     """A folder belongs to one experiment; only the list of fusions may grow."""
     if files.experiment.exists():
         old = read_experiment(files.folder)
+        changed = " and another ".join(experiment.code.differences(old.code))
+        if changed and old.settings_digest() == experiment.settings_digest():
+            raise RunError(
+                f"{files.folder} was made with another {changed}; choose another --out for a new run (this one is kept)"
+            )
         if old.training_digest() != experiment.training_digest():
             place = _first_difference(old.model_dump(mode="json"), experiment.model_dump(mode="json"))
             raise RunError(f"{files.folder} holds another experiment ({place}); choose another --out")
@@ -260,12 +329,7 @@ def claim_folder(files: RunFiles, experiment: Experiment) -> None:
 def _first_difference(old: Any, new: Any, place: str = "") -> str:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
-            if old.get(key) != new.get(key) and key not in (
-                "fusions",
-                "workers",
-                "engine",
-                "checkpoint_seconds",
-            ):
+            if old.get(key) != new.get(key) and key not in NO_IDENTITY:
                 return _first_difference(old.get(key), new.get(key), f"{place}.{key}" if place else key)
     return f"{place} was {old!r}, now {new!r}"
 

@@ -20,6 +20,8 @@ FOLDER = Path("runs/tensorboard")
 STORE = "sqlite:///runs/mlflow.db"
 SQLITE = "sqlite:///"
 FINAL = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error", "fuse_seconds")
+TRACE_NAMES = {"accuracy": "training_accuracy"}
+"""a client's accuracy is on the images it trains on, unlike that of a fusion"""
 MOST_PARAMETERS = 100
 """that MLflow takes in one batch"""
 LONGEST = 500
@@ -52,6 +54,10 @@ class Observers(Observer):
         for observer in self.observers:
             observer.note(text)
 
+    def fusion_step(self, fusion: str, step: int, steps: int) -> None:
+        for observer in self.observers:
+            observer.fusion_step(fusion, step, steps)
+
     def warn(self, text: str) -> None:
         for observer in self.observers:
             observer.warn(text)
@@ -81,7 +87,7 @@ class TensorBoard(Observer):
     def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
         del samples
         for key, value in numbers(row):
-            self.writer.add_scalar(f"{key}/client {client}", value, epoch)
+            self.writer.add_scalar(f"{TRACE_NAMES.get(key, key)}/client {client}", value, epoch)
 
     def end(self, content: Mapping[str, Any]) -> None:
         for fusion, row in content["fusions"].items():
@@ -125,7 +131,7 @@ class MLflow(Observer):
 
     def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
         del samples
-        self._log([(f"client_{client:03d}/{key}", value, epoch) for key, value in numbers(row)])
+        self._log([(f"client_{client:03d}/{TRACE_NAMES.get(key, key)}", value, epoch) for key, value in numbers(row)])
 
     def end(self, content: Mapping[str, Any]) -> None:
         last = content["epochs"]

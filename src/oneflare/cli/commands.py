@@ -59,12 +59,12 @@ def run(
     from oneflare.cli.tracking import tracked
     from oneflare.config import parse_overrides, read_yaml
     from oneflare.methods.resolve import resolve
-    from oneflare.stages import default_folder, run_experiment
+    from oneflare.stages import choose_folder, run_experiment
 
     layers = [read_yaml(config)] if config else []
     experiment = resolve(*layers, parse_overrides(overrides or []))
-    folder = out or default_folder(experiment)
     with progress(enabled=not quiet, table=not json) as display, tracked(display, track) as observer:
+        folder = choose_folder(experiment, out, observer)
         result = run_experiment(experiment, folder, observer=observer)
     if json:
         show.as_json(result.to_dict())

@@ -28,7 +28,9 @@ from oneflare.cli import (
     trust,
 )
 from oneflare.errors import OneFlareError
+from oneflare.frames import own_lines
 from oneflare.plugins import name_plugins
+from oneflare.stopping import what_is_kept
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -133,7 +135,8 @@ def main() -> None:
     except OneFlareError as error:
         _complain(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort, Terminated) as stop:
-        print("stopped; run the same command again to go on from the last checkpoint", file=sys.stderr)
+        kept = what_is_kept()
+        print(f"stopped; {kept}" if kept else "stopped", file=sys.stderr)
         sys.exit(EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -141,6 +144,13 @@ def main() -> None:
     except OSError as error:
         place = "" if error.filename is None else f"{error.filename}: "
         _complain(f"{place}{error.strerror or error}", EXIT_USER_ERROR)
+    except Exception as error:
+        lines = own_lines(error)
+        if not lines:
+            raise
+        name = type(error).__name__
+        text = f"{error}" if str(error).startswith(f"{name}: ") else f"{name}: {error}"
+        _complain("\n  ".join([f"your own code failed with {text}", *lines]), EXIT_USER_ERROR)
 
 
 def _complain(text: str, code: int) -> None:

@@ -170,7 +170,7 @@ def comparison(content: Comparison) -> None:
             if cell is None:
                 cells.append("–")
                 continue
-            text = _percent(cell.mean) + (f" ± {100 * cell.std:.1f}" if seeds > 1 else "")
+            text = _percent(cell.mean) + ("" if cell.std is None else f" ± {100 * cell.std:.1f}")
             cells.append(f"[bold]{text}[/bold] *" if content.own_fusion(method) == fusion else text)
         table.add_row(method, *cells)
     console.print(fitted(console, table))
@@ -263,7 +263,8 @@ def study_results(content: Mapping[str, Any]) -> None:
 
     console = console_for()
     cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
-    console.print(f"[bold]{content['title']}[/bold] ({content['scale']}, {len(content['seeds'])} seeds)")
+    seeds = len(content["seeds"])
+    console.print(f"[bold]{content['title']}[/bold] ({content['scale']}, {seeds} seed{'s' if seeds > 1 else ''})")
     for place in content["places"]:
         table = Table(title=place_name(place), title_justify="left")
         for name in ("method", "server", "accuracy %", f"difference to {content['baseline']}"):

@@ -67,7 +67,8 @@ def member_progress(charter: Charter, *, enabled: bool) -> Iterator[EpochObserve
 
         def write(epoch: int, row: dict[str, float]) -> None:
             if epoch % step == 0 or epoch == epochs:
-                note(f"epoch {epoch}/{epochs}: loss {row['local']:.3f}, own accuracy {100 * row['accuracy']:.1f} %")
+                accuracy = f"{100 * row['accuracy']:.1f} % on your training images"
+                note(f"epoch {epoch}/{epochs}: loss {row['local']:.3f}, accuracy {accuracy}")
 
         yield write
         return

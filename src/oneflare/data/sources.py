@@ -15,6 +15,7 @@ import torch
 
 from oneflare.config import DataConfig
 from oneflare.data.dataset import Dataset, ImageSpec, Split, draw_rows, hold_out
+from oneflare.data.hub import quick_hub
 from oneflare.data.images import decode, is_grey
 from oneflare.data.labelled import Gathering, class_files
 from oneflare.errors import DataError
@@ -221,11 +222,13 @@ def _from_hub(name: str, layout: HubLayout, config: DataConfig) -> Dataset:
         import datasets
     except ImportError:
         raise DataError(f"{remedy}, or pip install 'oneflare[hub]' to download it") from None
-    try:
-        pages = datasets.load_dataset(layout.hub, layout.config)
-    except Exception as error:  # the hub library raises many kinds; all mean that the data could not be had
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise DataError(f"{remedy}; the hub did not answer ({reason})") from None
+    with quick_hub() as silent:
+        try:
+            pages = datasets.load_dataset(layout.hub, layout.config)
+        except Exception as error:  # the hub library raises many kinds; all mean that the data could not be had
+            reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            reason = reason if silent is None else f"no connection to {silent}"
+            raise DataError(f"{remedy}; the hub did not answer ({reason})") from None
     tables = []
     for split in ("train", layout.test):
         page = pages[split].cast_column(layout.image, datasets.Image(decode=False))

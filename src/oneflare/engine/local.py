@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from oneflare.errors import OneFlareError, RunError
+from oneflare.frames import keep_lines, move_lines
 from oneflare.plugins import load_plugins
 
 Task = TypeVar("Task")
@@ -171,9 +173,20 @@ def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any]) -
         except OneFlareError as error:
             answer = ("error", error)
         except Exception as error:  # carried to the main process, where it is raised
-            error.add_note(f"(in a worker process, task {index})")
-            answer = ("error", error)
+            answer = ("error", _portable(error))
         connection.send(answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error with the lines of its traceback; one of a kind that cannot be sent is replaced by its words."""
+    keep_lines(error)
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a class of the user's own raises here
+        words = RuntimeError(f"{type(error).__name__}: {error}")
+        move_lines(error, words)
+        return words
+    return error
 
 
 def _follow_parent() -> None:

@@ -24,9 +24,11 @@ from oneflare.fusion.base import (
     UploadSet,
     build_fusion,
     check_needs,
+    made_by,
     made_with,
     offered_fields,
-    options_of,
+    outdated,
+    recorded_code,
 )
 from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
 
@@ -41,7 +43,9 @@ __all__ = [
     "check_needs",
     "load_model",
     "logits_of_all",
+    "made_by",
     "made_with",
     "offered_fields",
-    "options_of",
+    "outdated",
+    "recorded_code",
 ]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from oneflare import _version
 from oneflare.config import UploadConfig
 from oneflare.errors import ConfigError, UploadError
 from oneflare.evidence import EVIDENCE
@@ -20,8 +21,9 @@ from oneflare.evidence import offers as evidence_offers
 from oneflare.files import digest_of
 from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
 from oneflare.fusion.workspace import Workspace
-from oneflare.nn import PrototypeNetwork
-from oneflare.registry import Registry
+from oneflare.nn import ENCODERS, PrototypeNetwork
+from oneflare.registry import Registry, sources_used
+from oneflare.schedules import SCHEDULES
 from oneflare.statistics import Plan, Statistics
 from oneflare.upload import Contract, Upload
 
@@ -145,13 +147,40 @@ def build_fusion(spec: Mapping[str, Any]) -> Fusion:
     return FUSIONS.build(spec)
 
 
-def options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in spec.items() if key != "name"}
+def code_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Which code the figures of a fusion come from: our arithmetic, and the source of the user's own modules."""
+    return {"arithmetic": _version.FUSION_ARITHMETIC, "plugins": sources_used((FUSIONS, ENCODERS, SCHEDULES), spec)}
+
+
+def made_by(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What figures of this fusion depend on beside the uploads; it is written beside them."""
+    return {"options": {key: value for key, value in spec.items() if key != "name"}, "code": code_of(spec)}
+
+
+def outdated(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> str | None:
+    """Why these figures are not those of the fusion `spec` as it is computed today; None where they are.
+
+    Figures that do not name their code come from the first release; those that do not name their options are made anew.
+    """
+    now, code = made_by(spec), recorded_code(metrics)
+    if digest_of(metrics.get("options")) != digest_of(now["options"]):
+        return "with other options"
+    if code["arithmetic"] != now["code"]["arithmetic"]:
+        return (
+            f"with version {code['arithmetic']} of OneFlare's fusion arithmetic (today: {_version.FUSION_ARITHMETIC})"
+        )
+    before, after = code["plugins"], now["code"]["plugins"]
+    changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+    return f"with another version of the plugin {' and '.join(changed)}" if changed else None
+
+
+def recorded_code(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {"arithmetic": 1, "plugins": {}} | dict(metrics.get("code") or {})
 
 
 def made_with(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-    """Whether these figures are of a fusion with the options of `spec`; those that do not say are made anew."""
-    return digest_of(metrics.get("options")) == digest_of(options_of(spec))
+    """Whether these figures are those of the fusion `spec`, with its options and with today's code."""
+    return outdated(metrics, spec) is None
 
 
 def offered_fields(

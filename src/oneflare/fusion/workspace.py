@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from oneflare import _version
 from oneflare.errors import RunError
 from oneflare.files import load_state, save_state
 
@@ -54,6 +55,7 @@ class Training(Protocol):
 
 def carry_out(training: Training, key: str, workspace: Workspace) -> None:
     """Train to the end, from the checkpoint if there is one of the same work, whose name is `key`."""
+    key = f"{key}, arithmetic {_version.FUSION_ARITHMETIC}"
     checkpoint = workspace.checkpoint
     if checkpoint is not None and checkpoint.exists():
         state = load_state(checkpoint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflare.config import Experiment, Layer, TrainConfig, expand, merge, validate
+from oneflare.config import CodeConfig, Experiment, Layer, TrainConfig, expand, merge, validate
 from oneflare.data import PARTITIONS, SOURCES
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.evidence import EVIDENCE, LABELLED
@@ -13,8 +13,9 @@ from oneflare.methods.recipes import find_method
 from oneflare.methods.systems import check_systems, complete_objective
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
-from oneflare.objective import CONTROLLERS, TERMS, ClientFacts, build_controller
+from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
 from oneflare.plugins import load_plugins
+from oneflare.registry import Registry, sources_used
 from oneflare.schedules import SCHEDULES, build_schedule
 
 ARRAYS = "arrays"
@@ -23,6 +24,10 @@ NAMED_DEFAULTS = {
     "train": {"schedule": TrainConfig.model_fields["schedule"].default},
 }
 """so that an option can be set without naming the part it belongs to"""
+TRAINING_PARTS: tuple[Registry[Any], ...] = (
+    SOURCES, PARTITIONS, ENCODERS, ANCHORS, CONTROLLERS, FEATURE_MAPS, TERMS, SCHEDULES, BANKS,
+)  # fmt: skip
+"""whatever uploads depend on"""
 
 
 def resolve(*layers: Layer) -> Experiment:
@@ -34,6 +39,7 @@ def resolve(*layers: Layer) -> Experiment:
         raise ConfigError(f"method: must be a name (got {name!r})")
     method = find_method(name)
     content = merge(NAMED_DEFAULTS, expand(method.recipe), wanted, {"method": method.name})
+    content.pop("code", None)  # of whoever wrote the file
     return complete(validate(content))
 
 
@@ -85,7 +91,8 @@ def complete(experiment: Experiment) -> Experiment:
     names = [spec["name"] for spec in resolved.fusions]
     if len(set(names)) != len(names):
         raise ConfigError(f"fusions: {max(names, key=names.count)} is named twice")
-    return resolved
+    used = sources_used(TRAINING_PARTS, resolved.model_dump(mode="json", exclude={"fusions", "code"}))
+    return resolved.model_copy(update={"code": CodeConfig(plugins=used)})
 
 
 def _check_evidence(experiment: Experiment) -> None:

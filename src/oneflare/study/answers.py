@@ -5,7 +5,7 @@ They are read off the saved models, so that runs from before can be given them a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oneflare.data import Dataset
-from oneflare.files import read_json, write_json
+from oneflare.files import digest_of, read_json, write_json
 from oneflare.fusion import load_model, logits_of_all
 from oneflare.nn.hardware import one_thread
 from oneflare.stages import RunFiles
@@ -27,10 +27,15 @@ def read_answers(folder: Path, fusion: str) -> NDArray[np.bool_] | None:
     """`(images,)`, or None where they are not kept."""
     path = folder / FILE
     row = read_json(path).get(fusion) if path.exists() else None
-    if row is None:
+    if row is None or row["right"] is None:
         return None
     bits = np.frombuffer(bytes.fromhex(row["right"]), dtype=np.uint8)
     return np.unpackbits(bits)[: row["images"]].astype(np.bool_)
+
+
+def has_answers(folder: Path, fusion: str, metrics: Mapping[str, Any]) -> bool:
+    """Whether the model of these metrics was asked; a model that was made anew since then was not."""
+    return _is_of(read_json(folder / FILE), fusion, metrics)
 
 
 def keep_answers(folder: Path, fusions: Iterable[str], dataset: Dataset) -> None:
@@ -41,14 +46,24 @@ def keep_answers(folder: Path, fusions: Iterable[str], dataset: Dataset) -> None
     files = RunFiles(folder)
     path = folder / FILE
     kept: dict[str, Any] = read_json(path) if path.exists() else {}
-    missing = [name for name in fusions if name not in kept and files.model(name).exists()]
+    metrics = {name: read_json(files.metrics(name)) for name in fusions if files.model(name).exists()}
+    missing = [name for name in metrics if not _is_of(kept, name, metrics[name])]
     if not missing:
         return
     with one_thread():
         logits = logits_of_all({name: load_model(files.model(name)) for name in missing}, dataset.test.images)
     for name, values in logits.items():
         right = (values.argmax(1) == dataset.test.labels).numpy()
-        slip = abs(float(right.mean()) - float(read_json(files.metrics(name))["accuracy"]))
-        row = {"images": len(right), "right": np.packbits(right).tobytes().hex()}
-        kept[name] = row if slip <= LARGEST_SLIP else None
+        slip = abs(float(right.mean()) - float(metrics[name]["accuracy"]))
+        bits = np.packbits(right).tobytes().hex() if slip <= LARGEST_SLIP else None
+        kept[name] = {"images": len(right), "right": bits, "of": _stamp(metrics[name])}
     write_json(path, kept)
+
+
+def _is_of(kept: Mapping[str, Any], fusion: str, metrics: Mapping[str, Any]) -> bool:
+    return fusion in kept and (kept[fusion] or {}).get("of") == _stamp(metrics)
+
+
+def _stamp(metrics: Mapping[str, Any]) -> str | None:
+    """Names the model: its options and code; None for figures of the first release, which do not say their code."""
+    return digest_of([metrics.get("options"), metrics["code"]]) if "code" in metrics else None

@@ -5,8 +5,8 @@ Two studies that need the same training share its folder, and cells that differ 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,17 @@ class Plan:
     places: tuple[Place, ...]
     cells: dict[tuple[str, str, int], Cell]
     """by place, arm and seed"""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """what the command line has changed in every cell"""
+
+    @property
+    def summary(self) -> str:
+        """What the scale means in these cells, and where the command line departs from it."""
+        numbers = sorted({cell.experiment.epochs for cell in self.cells.values()} - {0})
+        span = " to ".join(f"{number}" for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "no"
+        text = self.scale.summary.format(epochs=f"{span} epoch{'' if span == '1' else 's'}")
+        changed = ", ".join(f"{key}={value}" for key, value in dotted(self.overrides))
+        return f"{text}; changed for these runs: {changed}" if changed else text
 
     def cell(self, place: Place, arm: str, seed: int) -> Cell:
         return self.cells[place.id, arm, seed]
@@ -119,7 +130,16 @@ def make_plan(
                 actual = Place(experiment.data.name, split.alpha, split.clients)
                 places[actual.id] = actual
                 cells[actual.id, name, seed] = Cell(cell_layer, experiment)
-    return Plan(declaration, scale, numbers, tuple(places.values()), cells)
+    return Plan(declaration, scale, numbers, tuple(places.values()), cells, overrides)
+
+
+def dotted(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as a user would write them."""
+    for key, value in layer.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _fusions(method: str, wanted: Sequence[str]) -> list[str]:

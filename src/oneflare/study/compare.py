@@ -11,9 +11,11 @@ from typing import Any
 from oneflare.config import Layer
 from oneflare.errors import ConfigError, RunError
 from oneflare.files import digest_of, read_json, write_json
+from oneflare.kept import say_what_changed
 from oneflare.methods import find_method
 from oneflare.methods.resolve import resolve
 from oneflare.stages import Observer, Result, read_result, run_experiment
+from oneflare.stopping import AGAIN, on_stop
 
 FILE = "comparison.json"
 
@@ -29,8 +31,9 @@ class Cell:
         return statistics.fmean(self.accuracies)
 
     @property
-    def std(self) -> float:
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+    def std(self) -> float | None:
+        """Deviation over seeds; None with one seed, which says nothing about others."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -114,16 +117,26 @@ def compare_methods(
         shared = digest_of([experiment.training_digest() for runs in experiments.values() for experiment in runs])
         first = experiments[names[0]][0]
         folder = Path("runs") / f"compare-{first.data.name}-{'-'.join(names)}-{shared[:8]}"
-    results = {
-        name: tuple(
-            run_experiment(experiment, folder / f"{name}-s{experiment.seed}", observer=observer)
-            for experiment in experiments[name]
-        )
-        for name in names
-    }
+    say_what_changed(
+        [(folder / f"{name}-s{run.seed}", run) for name in names for run in experiments[name]],
+        (observer or Observer()).warn,
+    )
+    with on_stop(lambda: _what_is_kept(folder, len(names) * seeds)):
+        results = {
+            name: tuple(
+                run_experiment(experiment, folder / f"{name}-s{experiment.seed}", observer=observer)
+                for experiment in experiments[name]
+            )
+            for name in names
+        }
     comparison = Comparison(folder, tuple(names), tuple(range(seeds)), results)
     write_json(folder / FILE, {"methods": names, "seeds": list(range(seeds))})
     return comparison
+
+
+def _what_is_kept(folder: Path, runs: int) -> str:
+    done = sum(1 for _ in folder.glob("*/result.json"))
+    return f"{done} of {runs} runs are complete; {AGAIN}" if done else ""
 
 
 def read_comparison(folder: Path) -> Comparison:

@@ -18,9 +18,12 @@ from oneflare.data import Dataset, Partition, load
 from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import InUseError, OneFlareError
 from oneflare.files import exclusive, read_json
+from oneflare.fusion import made_with
+from oneflare.kept import say_what_changed
 from oneflare.stages import Observer, RunFiles, read_experiment, run_experiment
+from oneflare.stopping import AGAIN, NOTHING, on_stop
 from oneflare.study.answers import FILE as ANSWERS
-from oneflare.study.answers import keep_answers
+from oneflare.study.answers import has_answers, keep_answers
 from oneflare.study.cells import Cell
 
 POLL_SECONDS = 2.0
@@ -61,8 +64,13 @@ def is_complete(cell: Cell, runs: Path) -> bool:
     folder = cell.folder(runs)
     if not (folder / "result.json").exists() or not (folder / ANSWERS).exists():
         return False
-    fusions, answers = read_json(folder / "result.json")["fusions"], read_json(folder / ANSWERS)
-    return all(name in fusions and name in answers for name in cell.fusions)
+    fusions = read_json(folder / "result.json")["fusions"]
+    return all(
+        spec["name"] in fusions
+        and made_with(fusions[spec["name"]], spec)
+        and has_answers(folder, spec["name"], fusions[spec["name"]])
+        for spec in cell.experiment.fusions
+    )
 
 
 def default_processes() -> int:
@@ -80,9 +88,11 @@ def run_cells(
     waiting = [cell for cell in cells if not is_complete(cell, runs)]
     processes = min(processes or default_processes(), max(len(waiting), 1))
     watcher.begin(waiting, len(cells) - len(waiting), processes)
+    say_what_changed([(cell.folder(runs), cell.experiment) for cell in waiting], watcher.warn)
     outcomes: list[Outcome] = []
     while waiting:
-        found = _round(waiting, runs, processes, watcher)
+        with on_stop(lambda: _what_is_kept(cells, runs)):
+            found = _round(waiting, runs, processes, watcher)
         outcomes += [outcome for outcome in found if outcome.status != "in use"]
         held = {outcome.cell for outcome in found if outcome.status == "in use"}
         if len(held) == len(waiting):
@@ -90,6 +100,13 @@ def run_cells(
             time.sleep(POLL_SECONDS)
         waiting = [cell for cell in waiting if cell.name in held]
     return outcomes
+
+
+def _what_is_kept(cells: Sequence[Cell], runs: Path) -> str:
+    done = sum(is_complete(cell, runs) for cell in cells)
+    begun = any(path for cell in cells for path in cell.folder(runs).glob("clients/*/*/state.safetensors"))
+    begun = begun or any(path for cell in cells for path in cell.folder(runs).glob("clients/*/summary.json"))
+    return f"{done} of {len(cells)} cells are complete; {AGAIN}" if done or begun else NOTHING
 
 
 def _round(cells: Sequence[Cell], runs: Path, processes: int, watcher: Watcher) -> list[Outcome]:
@@ -140,9 +157,9 @@ def _with_all_fusions(experiment: Experiment, folder: Path) -> Experiment:
     """Keep the fusions that other studies have asked of this run."""
     if not RunFiles(folder).experiment.exists():
         return experiment
-    before = read_experiment(folder).fusions
-    specs = {spec["name"]: spec for spec in (*experiment.fusions, *before)}
-    return experiment.model_copy(update={"fusions": tuple(specs.values())})
+    own = {spec["name"]: spec for spec in experiment.fusions}
+    others = [spec for spec in read_experiment(folder).fusions if spec["name"] not in own]
+    return experiment.model_copy(update={"fusions": (*own.values(), *others)})
 
 
 class _Reporter(Observer):

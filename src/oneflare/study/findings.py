@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from oneflare.errors import RunError
+from oneflare.fusion import made_with
 from oneflare.stages import Result, RunFiles, read_result
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell, Place, Plan
@@ -76,7 +77,8 @@ class Findings:
         for seed in self.plan.seeds:
             cell = self.plan.cell(place, wanted.arm, seed)
             result = self.result(cell)
-            if result is not None and wanted.fusion in result.fusions:
+            spec = next(spec for spec in cell.experiment.fusions if spec["name"] == wanted.fusion)
+            if result is not None and made_with(result.fusions.get(wanted.fusion, {}), spec):
                 found.append(Finished(seed, cell, result, wanted.fusion))
         return found
 

@@ -23,14 +23,16 @@ from oneflare.fusion import (
     check_needs,
     load_model,
     logits_of_all,
+    made_by,
     made_with,
-    options_of,
 )
 from oneflare.fusion.workspace import Workspace
+from oneflare.kept import diagnose_into, say_if_outdated
 from oneflare.membership import Membership
-from oneflare.metrics import diagnose, retention, score
+from oneflare.metrics import retention, score
 from oneflare.nn.hardware import one_thread
 from oneflare.stages import complete_specs, open_run, read_experiment
+from oneflare.stopping import UNCHANGED, on_stop
 from oneflare.study.compare import FILE, read_comparison
 
 STAMP = "measured"
@@ -199,7 +201,7 @@ def bench_run(
     What was measured before, of the same uploads with the same options, is read back.
     """
     observer = observer or Observer()
-    with exclusive(folder), one_thread():
+    with on_stop(lambda: UNCHANGED), exclusive(folder), one_thread():
         federation, uploads = open_run(folder, observer)
         uploads = membership.apply(uploads)
         files = RunFiles(membership.folder(folder, uploads))
@@ -219,6 +221,7 @@ def bench_run(
                 fresh.append(spec)
         costs: dict[str, dict[str, Any]] = {}
         for number, spec in enumerate(fresh, start=1):
+            say_if_outdated(files.metrics(spec["name"]), spec, observer.warn)
             observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
             try:
                 costs[spec["name"]] = _fuse(spec, uploads, files)
@@ -275,7 +278,10 @@ def _stamp(spec: Mapping[str, Any], uploads: UploadSet) -> str:
 
 def _complete(files: RunFiles, spec: Mapping[str, Any], uploads: UploadSet) -> bool:
     path = files.metrics(spec["name"])
-    return path.exists() and files.model(spec["name"]).exists() and read_json(path).get(STAMP) == _stamp(spec, uploads)
+    if not path.exists() or not files.model(spec["name"]).exists():
+        return False
+    metrics = read_json(path)
+    return metrics.get(STAMP) == _stamp(spec, uploads) and made_with(metrics, spec)
 
 
 def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
@@ -334,7 +340,7 @@ def _evaluate(
         path = files.metrics(name)
         before = read_json(path) if path.exists() else {}
         history = before["history"][:-1] if made_with(before, specs[name]) else []
-        found[name] = metrics | {"options": options_of(specs[name]), "history": [*history, last]}
+        found[name] = metrics | made_by(specs[name]) | {"history": [*history, last]}
         write_json(path, found[name])
     return found
 
@@ -343,11 +349,7 @@ def _geometry(federation: Federation, uploads: UploadSet, files: RunFiles) -> di
     """Neural collapse, CKA, cosines and distances of these members; kept beside their fusions."""
     if not federation.contract.deep:
         raise RunError(f"{files.folder} has no trained networks to diagnose; use a method that trains")
-    if not files.diagnostics.exists():
-        test = federation.dataset.test
-        write_json(files.diagnostics, diagnose(uploads, test.images, test.labels).to_dict())
-    content: dict[str, Any] = read_json(files.diagnostics)
-    return content
+    return diagnose_into(files.diagnostics, uploads, federation.dataset)
 
 
 def own_fusions(folders: Sequence[Path]) -> list[str]:

@@ -43,14 +43,16 @@ def place_name(place: Mapping[str, Any]) -> str:
 def to_markdown(content: Mapping[str, Any]) -> str:
     cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
     baseline = next(row["label"] for row in content["rows"] if row["id"] == content["baseline"])
+    seeds = len(content["seeds"])
+    spread = "mean ± deviation over seeds" if seeds > 1 else "of the one seed"
     lines = [
         f"# {content['title']}",
         "",
         content["question"],
         "",
-        f"Scale `{content['scale']}`: {content['scale_summary']}. {len(content['seeds'])} seeds on shared partitions; "
-        f"{content['provenance']['train_seconds']:.0f} s of training over all clients. Test accuracy in per cent, mean "
-        f"± deviation over seeds, at the end of training; in brackets the 95 % bootstrap interval of the paired "
+        f"Scale `{content['scale']}`: {content['scale_summary']}. {seeds} seed{'s' if seeds > 1 else ''} on shared "
+        f"partitions; {content['provenance']['train_seconds']:.0f} s of training over all clients. Test accuracy in "
+        f"per cent, {spread}, at the end of training; in brackets the 95 % bootstrap interval of the paired "
         f"difference.",
     ]
     if not content["complete"]:

@@ -43,7 +43,7 @@ folder of runs. Schema 1:
                     lambda, sensitivity (accuracy over lambda_0), clients (accuracy over the number of clients);
                     arms null: all rows
     settings        {place: {row's arm: the layer a user would write}}, seeds left out
-    provenance      {oneflare, torch, python, machine, train_seconds}
+    provenance      {oneflare, arithmetic: {training, fusion}, torch, python, machine, train_seconds}
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oneflare._version import __version__
+from oneflare._version import FUSION_ARITHMETIC, TRAINING_ARITHMETIC, __version__
 from oneflare.files import read_json, write_json, write_text
 from oneflare.methods.recipes import find_method
 from oneflare.study.cells import Place, Plan
@@ -79,7 +79,7 @@ def collect(plan: Plan, runs: Path) -> dict[str, Any]:
         "question": declaration.question,
         "note": declaration.note,
         "scale": plan.scale.name,
-        "scale_summary": plan.scale.summary,
+        "scale_summary": plan.summary,
         "rule": RULE,
         "seeds": list(plan.seeds),
         "complete": not any(cell["missing"] for cell in cells),
@@ -230,6 +230,7 @@ def _provenance(findings: Findings) -> dict[str, Any]:
     seconds = sum(float(result.content["cost"]["train_seconds"]) for result in finished.values() if result is not None)
     return {
         "oneflare": __version__,
+        "arithmetic": {"training": TRAINING_ARITHMETIC, "fusion": FUSION_ARITHMETIC},
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -20,6 +20,7 @@ from oneflare.errors import ConfigError, did_you_mean
 class Scale:
     name: str
     summary: str
+    """in words; `{epochs}` stands for what a plan's cells really train"""
     base: Layer
     by_data: Mapping[str, Layer] = field(default_factory=dict)
     """what one data set needs beside the base"""
@@ -41,12 +42,12 @@ SCALES = {
     for scale in (
         Scale(
             "smoke",
-            "the embedded digits stand in for all data, a small network, 6 epochs: to try things out, not to judge",
+            "the embedded digits stand in for all data, a small network, {epochs}: to try things out, not to judge",
             {"encoder": {"name": "conv4", "width": 8}, "train": {"epochs": 6}},
         ),
         Scale(
             "small",
-            "10,000 images (Tiny-ImageNet: 8,000 at 32 x 32), 2,000 test images, a strided ResNet-8, 5 epochs",
+            "10,000 images (Tiny-ImageNet: 8,000 at 32 x 32), 2,000 test images, a strided ResNet-8, {epochs}",
             {
                 "data": {"train_size": 10000, "test_size": 2000},
                 "encoder": {"name": "resnet8", "width": 16, "stem_stride": 2},
