@@ -216,9 +216,15 @@ def test_serve_answers_as_predict_does(server, federation, pictures):
     body = json.dumps({"images": [base64.b64encode(content).decode() for content in contents]})
     together = post(server, body.encode(), "application/json").json()["predictions"]
     assert [row["class"] for row in together] == expected
+    form = [("image", (path.name, path.read_bytes(), "image/png")) for path in pictures[:3]]
+    sent = httpx.post(f"{server}/predict", files=form, timeout=60).json()["predictions"]
+    assert [row["class"] for row in sent] == expected
     health = httpx.get(f"{server}/health", timeout=60).json()
     assert health["status"] == "ok"
     assert health["classes"] == [str(c) for c in range(10)]
+
+
+FORM = "multipart/form-data; boundary=b"
 
 
 def big_png(side: int) -> bytes:
@@ -230,9 +236,9 @@ def big_png(side: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "kind", "status"),
     [
-        (b"junk", "image/png", 400),
+        (b"junk", "image/png", 422),
         (b"", "image/png", 400),
-        (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "image/png", 400),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "image/png", 422),
         (b"x" * 100_001, "image/png", 413),
         (big_png(600), "image/png", 413),
         (b"{", "application/json", 400),
@@ -241,6 +247,10 @@ def big_png(side: int) -> bytes:
         (b'{"images": []}', "application/json", 400),
         (json.dumps({"images": [""] * 65}).encode(), "application/json", 413),
         (b"[" * 50_000, "application/json", 400),
+        (b"junk", "multipart/form-data", 400),
+        (b"junk", "multipart/form-data; boundary=b", 400),
+        (b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\ntext\r\n--b--\r\n', FORM, 400),
+        (b"--b--\r\n", FORM, 400),
     ],
 )
 def test_serve_refuses_in_one_line(server, content, kind, status):
@@ -260,12 +270,12 @@ def test_serve_counts_what_it_did(server, pictures):
     assert reply.headers["content-type"].startswith("text/plain")
     after = int(re.search(r"^oneflare_images_total (\d+)$", reply.text, re.M).group(1))
     assert after == before + 1
-    assert re.search(r'^oneflare_requests_total\{path="/predict",status="400"\} [1-9]', reply.text, re.M)
+    assert re.search(r'^oneflare_requests_total\{path="/predict",status="422"\} [1-9]', reply.text, re.M)
 
 
 def test_serve_answers_to_its_own_name_only(server):
     reply = httpx.get(f"{server}/health", headers={"Host": "evil.example"}, timeout=60)
-    assert reply.status_code == 400
+    assert reply.status_code == 421
     assert httpx.get(f"{server}/nothing", timeout=60).status_code == 404
 
 

@@ -141,15 +141,23 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0: any free one.")] = 8000,
     max_bytes: Annotated[int, typer.Option("--max-bytes", min=1, help="Largest request.")] = 10_000_000,
-    max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Largest image.")] = 50_000_000,
+    max_pixels: Annotated[
+        int, typer.Option("--max-pixels", min=1, help="All images of one request together; decoding takes ~8 B each.")
+    ] = 25_000_000,
+    max_seconds: Annotated[float, typer.Option("--max-seconds", min=1, help="Longest request.")] = 60.0,
+    max_connections: Annotated[int, typer.Option("--max-connections", min=1, help="Open at the same time.")] = 64,
 ) -> None:
     """Answer over HTTP: a page to drop an image on, POST /predict, GET /health, GET /metrics.
+
+    A request that is too large (413), too slow (408, 504), one too many (429, 503) or no image (422) gets one line.
 
     [bold]Examples[/bold]
 
       oneflare serve federation
 
       curl --data-binary @photo.png http://127.0.0.1:8000/predict
+
+      curl -F image=@photo.png http://127.0.0.1:8000/predict
     """
     import signal
     import socket
@@ -159,14 +167,20 @@ def serve(
     from oneflare.errors import ConfigError
 
     try:
-        import uvicorn
-
-        from oneflare.serving import LOOPBACK, Limits, build_app
+        from oneflare.serving import LOOPBACK, make_server
+        from oneflare.serving_limits import Limits
     except ImportError:
         raise ConfigError("serve needs fastapi and uvicorn; pip install 'oneflare[serve]'") from None
+    limits = Limits(
+        body_bytes=max_bytes,
+        pixels=max_pixels,
+        request_seconds=max_seconds,
+        connections=max_connections,
+        held_bytes=max(max_bytes, Limits.held_bytes),
+    )
     loaded = _load(model)
     local = host in ("127.0.0.1", "localhost", "::1")
-    app = build_app(loaded, Limits(max_bytes, max_pixels), LOOPBACK if local else ("*",))
+    server = make_server(loaded, limits, LOOPBACK if local else ("*",))
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family[0], socket.SOCK_STREAM)
@@ -183,7 +197,7 @@ def serve(
     sys.stdout.flush()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server has its own handlers and hands the signal back at the end
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False)).run(sockets=[listening])
+    server.run(sockets=[listening])
 
 
 def _load(path: Path) -> GlobalModel:
