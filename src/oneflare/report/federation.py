@@ -12,6 +12,7 @@ from oneflare.charter import Charter, short
 from oneflare.coordinator import Fused
 from oneflare.files import write_text
 from oneflare.report import figures
+from oneflare.vouching import sign_card
 
 FEW = 20
 """a class with fewer images than this, over all members, is named in the limits"""
@@ -19,6 +20,7 @@ FEW = 20
 
 def write_card(fused: Fused) -> Path:
     write_text(fused.files.card, card(fused.charter, fused.content))
+    sign_card(fused.charter, fused.files.card, fused.content)
     return fused.files.card
 
 
