@@ -22,10 +22,11 @@ from PIL import Image
 from hospitals import COMMAND, NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
 from oneflare.coordinator import fuse_federation
 from oneflare.errors import ConfigError, RunError
-from oneflare.fusion import build_fusion, load_model
+from oneflare.fusion import FUSIONS, build_fusion, load_model
 from oneflare.fusion import export as exporting
 from oneflare.fusion.export import INPUT, LOGITS, PROBABILITIES, TOLERANCE, export_onnx, single_network_fusions
 from oneflare.metrics import score
+from test_distill import SHORT
 
 CHROMIUM = "/usr/bin/chromium"
 
@@ -167,6 +168,15 @@ def test_every_fusion_exports_or_says_which_ones_do(tiny_uploads, tmp_path):
         assert np.abs(probabilities - model.predict_proba(images).numpy()).max() <= TOLERANCE, name
     assert "average" in single_network_fusions()
     assert "ensemble" not in single_network_fusions()
+
+
+def test_single_network_fusions_are_known_by_what_they_declare():
+    """`check_fusion` (tests/test_contracts.py) and tests/test_distill.py compare it with the model of every fusion."""
+    declared = {name for name in FUSIONS if FUSIONS[name].factory.single_network}
+    assert set(single_network_fusions()) == declared
+    assert {"distill_public", "distill_datafree", "coboosting", "average", "ties", "dare"} <= declared
+    training = {name for name in FUSIONS if FUSIONS[name].factory.trains}
+    assert training == set(SHORT)  # the rest is in test_contracts.py
 
 
 def test_a_graph_that_disagrees_is_not_written(federation, tmp_path, monkeypatch):

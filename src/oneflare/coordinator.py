@@ -80,8 +80,7 @@ def fuse_federation(
     test: held-out images the coordinator may have; otherwise the model stays unmeasured.
     """
     charter, files = read_charter(folder), FederationFiles(folder)
-    if coordinator_key(charter, folder) is None and say is not None:
-        say(f"note: the model will not be signed: {FILE} names no key of the coordinator")
+    coordinator_key(charter, folder)  # a wrong key is found before the work
     with exclusive(folder):
         remove_partial(folder)
         sources = _upload_files(uploads) if uploads is not None else files.kept()
@@ -109,7 +108,9 @@ def fuse_federation(
         _keep(files, intake.uploads)
         write_json(files.state, {"removed": removed})
         write_json(files.result, content)
-        sign_fusion(charter, folder, content)
+        unsigned = sign_fusion(charter, folder, content)
+        if unsigned is not None and say is not None:
+            say(unsigned)
     return Fused(charter, files, content)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from oneflare.charter import FILE, Charter, read_charter
 from oneflare.errors import ConfigError
-from oneflare.sealing import seal
+from oneflare.sealing import SUFFIX, seal
 from oneflare.signing import SigningKey, generate, public_key_of, read_key
 
 PRIVATE, PUBLIC = "coordinator.key", "coordinator.pub"
@@ -40,27 +40,33 @@ def make_key(folder: Path) -> str | None:
 
 
 def coordinator_key(charter: Charter, folder: Path) -> SigningKey | None:
-    """The private key that belongs to the charter; None if the charter names none."""
-    if charter.coordinator is None:
-        return None
+    """The private key that belongs to the charter; None if the charter names none, or if it is not here."""
     private = folder / PRIVATE
-    if not private.exists():
-        raise ConfigError(f"{private} is missing: it signs the model; put the coordinator's private key there")
+    if charter.coordinator is None or not private.exists():
+        return None
     key = read_key(private)
     if key.public != charter.coordinator:
         raise ConfigError(f"{private} does not belong to the key {charter.coordinator} of {FILE}; put the right one there")
     return key
 
 
-def sign_fusion(charter: Charter, folder: Path, content: Mapping[str, Any]) -> None:
-    """Sign every model and the result of a fusion."""
+def sign_fusion(charter: Charter, folder: Path, content: Mapping[str, Any]) -> str | None:
+    """Sign every model and the result of a fusion; a line for the coordinator says why, where that cannot be done."""
+    for old in (*folder.glob(f"*{SUFFIX}"), *folder.glob(f"{MODELS}/*{SUFFIX}")):
+        old.unlink()
     key = coordinator_key(charter, folder)
+    if key is None and charter.coordinator is None:
+        return f"note: the model is not signed, because {FILE} names no key of the coordinator"
     if key is None:
-        return
+        return (
+            f"warning: the model is not signed, because {folder / PRIVATE} is missing; members who have {FILE} will "
+            "refuse it. Put the key there and fuse again"
+        )
     words = {"federation": charter.fingerprint, "signed": str(content["fused"])}
     for row in content["fusions"].values():
         seal(folder / row["model"], key, kind="model", **words)
     seal(folder / "result.json", key, kind="result", **words)
+    return None
 
 
 def sign_card(charter: Charter, card: Path, content: Mapping[str, Any]) -> None:

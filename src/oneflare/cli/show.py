@@ -245,6 +245,14 @@ def explanation(content: Explanation) -> None:
     line(f"\ndefaults\n  {_indented(content.defaults_yaml().rstrip(), 2)}")
 
 
+def explained_parts(parts: Iterable[Mapping[str, Any]]) -> None:
+    """What parts compute, as their docstrings say it, and their options."""
+    for number, part in enumerate(parts):
+        line(("\n" if number else "") + f"{part['kind']} {part['name']}\n  {_indented(part['document'], 2)}")
+        for key, default in part["options"].items():
+            line(f"  option {key}: {'required' if default == 'required' else f'default {default!r}'}")
+
+
 def _indented(text: str, spaces: int) -> str:
     return text.replace("\n", "\n" + " " * spaces)
 

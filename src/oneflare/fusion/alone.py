@@ -46,9 +46,9 @@ def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
     network = initial_network(
         manifest["encoder"], image.channels, image.size, len(classes), 0, None, manifest["dim"]
     )
-    plan = manifest["statistics"]
+    plan = manifest.get("statistics")
     if plan is not None:
-        privacy = None if plan["privacy"] is None else Privacy(**plan["privacy"])
+        privacy = None if plan.get("privacy") is None else Privacy(**plan["privacy"])
         plan = Plan.of(plan["feature_map"], image.channels, image.size, plan["dtype"], privacy)
     contract = Contract.of(
         network,
@@ -60,6 +60,6 @@ def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
         classes=classes,
         statistics=plan,
         deep=any(name.startswith(ENCODER) for name in manifest["tensors"]),
-        evidence=tuple(manifest["evidence"] or ()),
+        evidence=tuple(manifest.get("evidence") or ()),
     )
     return contract, network

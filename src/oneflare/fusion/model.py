@@ -239,6 +239,8 @@ class MemberModel(GlobalModel):
         empty = {name: tensor.shape for name, tensor in self.encoder.state_dict().items()}
         blank = self.blank_image()
         features = self.encoder.eval()(prepare(blank, self.task.image)).float()
+        if features.shape[1] != self.task.dim:
+            raise ValueError(f"the encoder gives {features.shape[1]} features, task.dim is {self.task.dim}")
         state = self.start(blank, 1)
         for index, member in enumerate(self.members):
             if member.embedded and {name: tensor.shape for name, tensor in member.weights().items()} != empty:

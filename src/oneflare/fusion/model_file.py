@@ -75,8 +75,8 @@ def check_task(task: Any) -> None:
         raise ValueError(f"{len(task['classes'])} classes in {task['dim']} dimensions exceed {NUMBERS:,} numbers")
     _mapping("task.encoder", task["encoder"], ("name",))
     for name, value in task["encoder"].items():
-        if not isinstance(value, str | int | float | bool | None):
-            raise ValueError(f"task.encoder.{_shown(name)} is not a number or a word")
+        if not isinstance(value, str | int | float | bool | None) or len(str(value)) > NAME_LENGTH:
+            raise ValueError(f"task.encoder.{_shown(name)} is not a number or a word of up to {NAME_LENGTH} letters")
     image = task["image"]
     _mapping("task.image", image, ("channels", "size", "mean", "std"))
     _whole("task.image.channels", image["channels"], CHANNELS)
