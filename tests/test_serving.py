@@ -1,4 +1,4 @@
-"""`serve` under attack, over real sockets: what is too large, too slow or one too many is refused with its own status."""
+"""`serve` under attack, over real sockets: what is too large, too slow or one too many gets its own status."""
 
 from __future__ import annotations
 

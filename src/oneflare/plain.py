@@ -1,7 +1,8 @@
 """Text of others as one harmless line: for the terminal, a log, a table, a page, Markdown or a spreadsheet.
 
 File names, members' names, reasons and notes come from people who may want to forge a line of a log, colour a terminal
-or start a formula. Whatever is written for people goes through `plain`; the two forms below add what their format needs.
+or start a formula. Whatever is written for people goes through `plain`; the two forms below add what their format
+needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Parts from the user's own modules: importing a module registers what it defines, nothing else is needed.
 
 Named in three ways: the entry points `oneflare.plugins` of an installed package, the variable ONEFLARE_PLUGINS (names
-separated by commas), or `oneflare --plugin NAME` (or a file, `--plugin rule.py`), which adds to that variable so that every process sees it.
+separated by commas), or `oneflare --plugin NAME` (or a file, `--plugin rule.py`), which adds to that variable so that
+every process sees it.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def check_seal(path: Path, content: bytes, public: str, kind: str, federation: s
         raise RunError(f"{path}: is not signed, although the coordinator's key is known; ask for it with {place.name}")
     made, signature = _read(place)
     if made.key != public or not verify(public, signature, made.digest, MESSAGE):
-        raise RunError(f"{path}: is not signed by the coordinator's key {public}; ask the coordinator for the file again")
+        raise RunError(f"{path}: is not signed by the coordinator's key {public}; ask the coordinator for it again")
     if made.sha256 != hashlib.sha256(content).hexdigest():
         raise RunError(f"{path}: was changed after the coordinator signed it; ask the coordinator for the file again")
     if made.kind != kind or federation not in (None, made.federation):

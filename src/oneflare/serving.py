@@ -117,7 +117,7 @@ class Predictor:
             self._waiting += 1
             job = self._worker.submit(self._classify, content_type, body)
             loop = asyncio.get_running_loop()
-            job.add_done_callback(lambda done: loop.call_soon_threadsafe(self._done))  # also if nobody waits any more
+            job.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))  # also if nobody waits any more
             return await asyncio.wrap_future(job)
         finally:
             self._held_bytes -= held[0]

@@ -1,4 +1,4 @@
-"""The images in the body of a request: the body itself, JSON with base64, or a form as `curl -F image=@x.png` sends it."""
+"""The images in a request: its body itself, JSON with base64, or a form as `curl -F image=@x.png` sends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oneflare.serving_limits import Limits, RequestError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 """decoders that strangers may reach"""
-HOW = 'give {"images": ["base64", ...]}, the bytes of one image as the body, or a form as `curl -F image=@FILE` sends it'
+HOW = 'give {"images": ["base64", ...]}, the bytes of one image as the body, or a form as `curl -F image=@FILE` does'
 
 
 def images_of(content_type: str, body: bytes, limits: Limits) -> list[bytes]:

@@ -70,7 +70,7 @@ class BoundedProtocol(H11Protocol):
     """An HTTP/1.1 connection on which nobody can wait, send or be silent for ever."""
 
     limits: ClassVar[Limits] = Limits()
-    count: ClassVar[Callable[[int], None] | None] = None
+    counters: ClassVar[tuple[Callable[[int], None], ...]] = ()
     """called with the status of every refusal that the application does not see"""
 
     _clock: asyncio.TimerHandle | None = None
@@ -100,6 +100,7 @@ class BoundedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn while it handles h11's complaint, which knows the status."""
+        del msg
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         if status == 431:
             self._refuse(431, f"the header of the request exceeds {self.limits.header_bytes} bytes")
@@ -144,8 +145,8 @@ class BoundedProtocol(H11Protocol):
             return
         self._refused = True
         self._stop_clock()
-        if self.count is not None:
-            type(self).count(status)  # type: ignore[misc]
+        for count in self.counters:
+            count(status)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -160,4 +161,4 @@ class BoundedProtocol(H11Protocol):
 
 def bounded(limits: Limits, count: Callable[[int], None]) -> type[BoundedProtocol]:
     """The connection class for uvicorn's `http`."""
-    return type("Bounded", (BoundedProtocol,), {"limits": limits, "count": staticmethod(count)})
+    return type("Bounded", (BoundedProtocol,), {"limits": limits, "counters": (count,)})

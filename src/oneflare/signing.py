@@ -1,4 +1,6 @@
-"""Names and Ed25519 keys of members and coordinators. A private key stays in a file only its owner may read; a public one is a line.
+"""Names and Ed25519 keys of members and coordinators.
+
+A private key stays in a file only its owner may read; a public one is a line.
 
 What is signed is the upload's digest, which covers everything else in the upload, behind a fixed prefix, so that a
 signature made here means nothing elsewhere.

@@ -46,7 +46,7 @@ def coordinator_key(charter: Charter, folder: Path) -> SigningKey | None:
         return None
     key = read_key(private)
     if key.public != charter.coordinator:
-        raise ConfigError(f"{private} does not belong to the key {charter.coordinator} of {FILE}; put the right one there")
+        raise ConfigError(f"{private} is not the key of {charter.coordinator} in {FILE}; put the right one there")
     return key
 
 

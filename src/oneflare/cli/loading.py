@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="model.safetensors, an upload, or the folder of a federation or of a run (its own fusion)."
+        metavar="MODEL", help="model.safetensors, an upload, or the folder of a federation or run (its own fusion)."
     ),
 ]
 FusionName = Annotated[
@@ -64,7 +64,7 @@ def model_file(folder: Path, fusion: str | None) -> Path:
 
     if (folder / FILE).exists():
         content = read_fused(folder)
-        places = {name: folder / row["model"] for name, row in content["fusions"].items()}
+        places: dict[str, Path] = {name: folder / row["model"] for name, row in content["fusions"].items()}
     elif RunFiles(folder).experiment.exists():
         content = read_result(folder).content
         places = {name: RunFiles(folder).model(name) for name in content["fusions"]}
@@ -72,7 +72,7 @@ def model_file(folder: Path, fusion: str | None) -> Path:
         return folder / "model.safetensors"
     else:
         raise RunError(f"{folder} is neither a federation nor a run; name one of them, or a model file")
-    name = fusion or content["headline"]
+    name = fusion or str(content["headline"])
     if name not in places:
         raise RunError(f"{folder} has no fusion '{name}'{did_you_mean(name, places)}")
     return places[name]

@@ -64,7 +64,11 @@ def root(
     ] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option("--plugin", metavar="MODULE", help="Import a module, or a file such as rule.py, with parts of your own; repeat for several."),
+        typer.Option(
+            "--plugin",
+            metavar="MODULE",
+            help="Import a module, or a file such as rule.py, with parts of your own; repeat for several.",
+        ),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress and no remarks; also after the command.")

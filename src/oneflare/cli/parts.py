@@ -69,9 +69,7 @@ def find_parts(name: str) -> list[dict[str, Any]]:
                 key: "required" if field.is_required() else field.default
                 for key, field in entry.schema.model_fields.items()
             }
-            found.append(
-                {"kind": registry.kind, "name": plain_name, "document": entry.document, "options": options}
-            )
+            found.append({"kind": registry.kind, "name": plain_name, "document": entry.document, "options": options})
     return found
 
 

@@ -10,7 +10,10 @@ import typer
 
 def report(
     path: Annotated[
-        Path, typer.Argument(metavar="WHAT", help="Folder of a run, a comparison or a federation, or a study's results (JSON).")
+        Path,
+        typer.Argument(
+            metavar="WHAT", help="Folder of a run, a comparison or a federation, or a study's results (JSON)."
+        ),
     ],
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also write the figures as files into this folder.")
@@ -34,9 +37,9 @@ def report(
     from oneflare.cli import show
     from oneflare.errors import ConfigError, did_you_mean
     from oneflare.files import write_text
+    from oneflare.report.federation import is_federation, read_federation, write_federation_page
     from oneflare.report.figures import FORMATS, write_figures
     from oneflare.report.latex import latex as tables_of
-    from oneflare.report.federation import is_federation, read_federation, write_federation_page
     from oneflare.report.page import read_story, write_page
 
     if kind not in FORMATS:

@@ -1,8 +1,8 @@
 """Reading a model file, which trusts nothing: every field is checked before a network is built from it.
 
 In this order: a regular file of bounded size, read once into memory; the coordinator's signature of those bytes, if
-the key is known; the file's structure; every field and every number; at last the model is asked about one blank image, which shows
-whether its tensors fit each other, the members and the classes.
+the key is known; the file's structure; every field and every number. At last the model is asked about one blank image,
+which shows whether its tensors fit each other, the members and the classes.
 """
 
 from __future__ import annotations
