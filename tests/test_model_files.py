@@ -320,7 +320,7 @@ def test_predict_knows_a_runs_own_fusion(tiny_run, tmp_path, capsys):
     assert (code, named) == (0, out)
 
 
-@pytest.mark.parametrize("name", ["robust_prototypes", "fusion:analytic", "etf", "controller:constant"])
+@pytest.mark.parametrize("name", ["robust_prototypes", "fusion:analytic", "etf", "controller:fixed"])
 def test_explain_takes_parts(name, capsys):
     code, out, _ = typed(capsys, "explain", name)
     assert code == 0

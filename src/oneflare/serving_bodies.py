@@ -61,7 +61,8 @@ def _from_form(content_type: str, body: bytes, limits: Limits) -> list[bytes]:
             raise RequestError(413, f"the form has more than the {limits.images} images that one request may have")
 
     def on_field(field: Any) -> None:
-        raise RequestError(400, f"the form's field {field.field_name!r:.60} is not a file; {HOW}")
+        name = (field.field_name or b"").decode("utf-8", "replace")
+        raise RequestError(400, f"the form's field {name!r:.60} is not a file; {HOW}")
 
     config = {"MAX_MEMORY_FILE_SIZE": limits.body_bytes + 1}
     try:
