@@ -201,6 +201,9 @@ def tamper(folder: Path, how: str) -> None:
         save_state(model, changed(state, "task.classes", list(reversed(state["task"]["classes"]))))
     elif how == "another fusion":
         shutil.copy(folder / "models" / "average.safetensors", model)
+    elif how == "another fusion with its signature":
+        shutil.copy(folder / "models" / "average.safetensors", model)
+        shutil.copy(folder / "models" / "average.safetensors.sig", signature)
     elif how == "no signature":
         signature.unlink()
     elif how == "a key of their own":
@@ -223,6 +226,7 @@ def tamper(folder: Path, how: str) -> None:
 TAMPERED = [
     "class names",
     "another fusion",
+    "another fusion with its signature",
     "no signature",
     "a key of their own",
     "their signature under the right key",

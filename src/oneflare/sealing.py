@@ -13,10 +13,12 @@ from typing import Any
 
 from oneflare.errors import RunError
 from oneflare.files import digest_of, read_regular, write_json
+from oneflare.plain import plain
 from oneflare.signing import SigningKey, verify
 from oneflare.strict import strict_json
 
 SUFFIX = ".sig"
+MODELS = "models"
 MESSAGE = b"oneflare file "
 SIZE_LIMIT = 10_000
 KINDS = ("model", "card", "result")
@@ -27,6 +29,8 @@ class Seal:
     """Who vouches for a file, and as what."""
 
     kind: str
+    file: str
+    """its place in the federation's folder"""
     federation: str
     """fingerprint of the terms"""
     signed: str
@@ -45,7 +49,7 @@ def seal_path(path: Path) -> Path:
 
 def seal(path: Path, key: SigningKey, *, kind: str, federation: str, signed: str) -> Path:
     """Sign a file as it is now; the signature is written beside it."""
-    made = Seal(kind, federation, signed, hashlib.sha256(path.read_bytes()).hexdigest(), key.public)
+    made = Seal(kind, _place(path), federation, signed, hashlib.sha256(path.read_bytes()).hexdigest(), key.public)
     write_json(seal_path(path), asdict(made) | {"signature": key.sign(made.digest, MESSAGE)})
     return seal_path(path)
 
@@ -53,7 +57,8 @@ def seal(path: Path, key: SigningKey, *, kind: str, federation: str, signed: str
 def check_seal(path: Path, content: bytes, public: str, kind: str, federation: str | None = None) -> Seal:
     """Refuse bytes that the owner of `public` has not signed as this kind of file of this federation.
 
-    path: where the bytes come from; the signature is the file beside it.
+    path: where the bytes come from; the signature is the file beside it. With a federation, the path is taken to be in
+    its folder, where the file must also have the place that it was signed for.
     """
     place = seal_path(path)
     if not place.exists():
@@ -66,7 +71,16 @@ def check_seal(path: Path, content: bytes, public: str, kind: str, federation: s
     if made.kind != kind or federation not in (None, made.federation):
         what = f"a {made.kind}" if made.kind != kind else "a model of another federation"
         raise RunError(f"{path}: the coordinator signed it as {what}; ask the coordinator for the right file")
+    if federation is not None and made.file != _place(path):
+        raise RunError(
+            f"{path}: the coordinator signed it as {plain(made.file, 80)}, not as {_place(path)}; fuse again"
+        )
     return made
+
+
+def _place(path: Path) -> str:
+    """A federation's models lie in its folder, or in the folder `models` there."""
+    return f"{MODELS}/{path.name}" if path.parent.name == MODELS else path.name
 
 
 def _read(place: Path) -> tuple[Seal, str]:

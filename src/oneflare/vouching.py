@@ -13,11 +13,10 @@ from typing import Any
 
 from oneflare.charter import FILE, Charter, read_charter
 from oneflare.errors import ConfigError
-from oneflare.sealing import SUFFIX, seal
+from oneflare.sealing import MODELS, SUFFIX, seal
 from oneflare.signing import SigningKey, generate, public_key_of, read_key
 
 PRIVATE, PUBLIC = "coordinator.key", "coordinator.pub"
-MODELS = "models"
 
 
 @dataclass(frozen=True)
