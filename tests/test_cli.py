@@ -199,6 +199,7 @@ def test_compare_pairs_methods_over_seeds(tmp_path):
         (["server", "admit"], "missing argument 'FEDERATION'"),
         (["study", "junk.yaml"], "junk.yaml is not valid YAML"),
         (["run", "--config", "junk.yaml"], "junk.yaml is not valid YAML"),
+        (["explain", "robust_prototype"], "did you mean 'robust_prototypes'?"),
         (["server", "init", "new", "--classes", "junk.yaml"], "is not a text file with one name per line"),
         (["predict", "junk.yaml", "x.png"], "is not a OneFlare model, or is damaged"),
         (["compare", "fafi", "--out", "a-run"], "is the folder of one run"),

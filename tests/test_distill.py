@@ -204,6 +204,7 @@ def test_a_fresh_student_depends_on_the_seed_alone(uploads):
 @EVERY
 def test_one_network_comes_out(name, uploads, tmp_path):
     fusion = build_fusion(SHORT[name])
+    assert fusion.single_network
     assert fusion.trains
     model = fusion.fuse(uploads)
     assert isinstance(model, SingleModel)

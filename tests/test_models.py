@@ -22,10 +22,11 @@ from PIL import Image
 from hospitals import COMMAND, NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
 from oneflare.coordinator import fuse_federation
 from oneflare.errors import ConfigError, RunError
-from oneflare.fusion import build_fusion, load_model
+from oneflare.fusion import FUSIONS, build_fusion, load_model
 from oneflare.fusion import export as exporting
 from oneflare.fusion.export import INPUT, LOGITS, PROBABILITIES, TOLERANCE, export_onnx, single_network_fusions
 from oneflare.metrics import score
+from test_distill import SHORT
 
 CHROMIUM = "/usr/bin/chromium"
 
@@ -48,6 +49,11 @@ def federation(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pictures(federation) -> list[Path]:
     return sorted((federation.parent / "test").rglob("*.png"))
+
+
+def complaints(err: str) -> list[str]:
+    """Lines on stderr but the remark whether the model was verified."""
+    return [line for line in err.splitlines() if not line.startswith("note: ")]
 
 
 def test_predict_agrees_with_the_model_in_every_format(federation, pictures, capsys):
@@ -81,8 +87,8 @@ def test_a_damaged_image_is_named_and_the_others_are_answered(federation, pictur
     (tmp_path / "bad.png").write_bytes(pictures[0].read_bytes()[:50])
     code, out, err = typed(capsys, "predict", str(federation), str(tmp_path / "bad.png"), str(pictures[0]), "--json")
     assert code == 2
-    assert err.count("\n") == 1
-    assert "bad.png" in err
+    (line,) = complaints(err)
+    assert "bad.png" in line
     bad, good = json.loads(out)["predictions"]
     assert "error" in bad
     assert "class" in good
@@ -112,7 +118,7 @@ def test_evaluate_gives_the_scores_of_the_model(federation, pictures, capsys):
         (["predict", "{federation}", "x", "--json", "--csv"], "exclude each other"),
         (["predict", "{federation}/card.md", "x"], "no model at"),
         (["predict", "{federation}/federation.yaml", "x"], "is damaged"),
-        (["predict", "{federation}/members", "x"], "folder with 0 models"),
+        (["predict", "{federation}/members", "x"], "neither a federation nor a run"),
         (["evaluate", "{federation}", "--data", "nowhere"], "no data at"),
         (["serve", "{federation}", "--host", "256.0.0.1"], "cannot listen"),
     ],
@@ -120,9 +126,9 @@ def test_evaluate_gives_the_scores_of_the_model(federation, pictures, capsys):
 def test_mistakes_are_one_line(words, message, federation, capsys):
     code, out, err = typed(capsys, *(word.format(federation=federation) for word in words))
     assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert err.startswith("error: ")
-    assert message in err
+    (line,) = complaints(err)
+    assert line.startswith("error: ")
+    assert message in line
 
 
 def test_export_by_command_and_parity_on_real_images(federation, pictures, tmp_path, capsys):
@@ -164,6 +170,15 @@ def test_every_fusion_exports_or_says_which_ones_do(tiny_uploads, tmp_path):
     assert "ensemble" not in single_network_fusions()
 
 
+def test_single_network_fusions_are_known_by_what_they_declare():
+    """`check_fusion` (tests/test_contracts.py) and tests/test_distill.py compare it with the model of every fusion."""
+    declared = {name for name in FUSIONS if FUSIONS[name].factory.single_network}
+    assert set(single_network_fusions()) == declared
+    assert {"distill_public", "distill_datafree", "coboosting", "average", "ties", "dare"} <= declared
+    training = {name for name in FUSIONS if FUSIONS[name].factory.trains}
+    assert training == set(SHORT)  # the rest is in test_contracts.py
+
+
 def test_a_graph_that_disagrees_is_not_written(federation, tmp_path, monkeypatch):
     model = load_model(federation / "model.safetensors")
     monkeypatch.setattr(exporting, "normalise", lambda images, spec: images)
@@ -199,7 +214,7 @@ def server(federation):
         process.terminate()
         _, complaint = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert complaint == ""
+        assert complaints(complaint) == []
 
 
 def post(server: str, content: bytes, kind: str = "image/png") -> httpx.Response:
@@ -216,9 +231,15 @@ def test_serve_answers_as_predict_does(server, federation, pictures):
     body = json.dumps({"images": [base64.b64encode(content).decode() for content in contents]})
     together = post(server, body.encode(), "application/json").json()["predictions"]
     assert [row["class"] for row in together] == expected
+    form = [("image", (path.name, path.read_bytes(), "image/png")) for path in pictures[:3]]
+    sent = httpx.post(f"{server}/predict", files=form, timeout=60).json()["predictions"]
+    assert [row["class"] for row in sent] == expected
     health = httpx.get(f"{server}/health", timeout=60).json()
     assert health["status"] == "ok"
     assert health["classes"] == [str(c) for c in range(10)]
+
+
+FORM = "multipart/form-data; boundary=b"
 
 
 def big_png(side: int) -> bytes:
@@ -230,9 +251,9 @@ def big_png(side: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "kind", "status"),
     [
-        (b"junk", "image/png", 400),
+        (b"junk", "image/png", 422),
         (b"", "image/png", 400),
-        (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "image/png", 400),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "image/png", 422),
         (b"x" * 100_001, "image/png", 413),
         (big_png(600), "image/png", 413),
         (b"{", "application/json", 400),
@@ -241,6 +262,10 @@ def big_png(side: int) -> bytes:
         (b'{"images": []}', "application/json", 400),
         (json.dumps({"images": [""] * 65}).encode(), "application/json", 413),
         (b"[" * 50_000, "application/json", 400),
+        (b"junk", "multipart/form-data", 400),
+        (b"junk", "multipart/form-data; boundary=b", 400),
+        (b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\ntext\r\n--b--\r\n', FORM, 400),
+        (b"--b--\r\n", FORM, 400),
     ],
 )
 def test_serve_refuses_in_one_line(server, content, kind, status):
@@ -260,12 +285,12 @@ def test_serve_counts_what_it_did(server, pictures):
     assert reply.headers["content-type"].startswith("text/plain")
     after = int(re.search(r"^oneflare_images_total (\d+)$", reply.text, re.M).group(1))
     assert after == before + 1
-    assert re.search(r'^oneflare_requests_total\{path="/predict",status="400"\} [1-9]', reply.text, re.M)
+    assert re.search(r'^oneflare_requests_total\{path="/predict",status="422"\} [1-9]', reply.text, re.M)
 
 
 def test_serve_answers_to_its_own_name_only(server):
     reply = httpx.get(f"{server}/health", headers={"Host": "evil.example"}, timeout=60)
-    assert reply.status_code == 400
+    assert reply.status_code == 421
     assert httpx.get(f"{server}/nothing", timeout=60).status_code == 404
 
 

@@ -75,6 +75,22 @@ def test_a_module_of_the_user_adds_encoder_fusion_and_method(tmp_path):
     assert "run was made with the plugin parts, which is not loaded; oneflare --plugin parts" in line
 
 
+def test_a_file_is_a_plugin_too(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rule.py").write_text(MODULE)
+    words = ("run", "method=own", "epochs=1", "clients=2", "workers=2", "--json", "--quiet", "--out", "run")
+    ran = oneflare(tmp_path, "--plugin", "mine/rule.py", *words)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["headline"] == "mine"
+    for name, reason in (("none.py", "no such file"), ("json.py", "another module is called json")):
+        if name == "json.py":
+            (tmp_path / name).write_text(MODULE)
+        wrong = oneflare(tmp_path / "mine", "--plugin", f"../{name}", "methods")
+        assert wrong.returncode == 2
+        (line,) = wrong.stderr.splitlines()
+        assert reason in line
+
+
 SPAWNED = """
 import sys, types
 import oneflare.engine.local as local

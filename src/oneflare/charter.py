@@ -94,7 +94,13 @@ class Charter(Section):
     use: str = Field("", description="what the model is for; goes to its card")
     limits: str = Field("", description="what it is not for; goes to its card")
     members: dict[str, str | None] = Field(default_factory=dict, description="name -> public key; empty: anybody")
+    coordinator: str | None = Field(None, description="public key that signs the model, its card and the result")
     experiment: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("coordinator")
+    @classmethod
+    def _key(cls, value: str | None) -> str | None:
+        return None if value is None else _as_value_error(check_public_key, value)
 
     @field_validator("name")
     @classmethod
@@ -138,7 +144,8 @@ class Charter(Section):
     def fingerprint(self) -> str:
         """Digest of all that members share; members and deadline may change without a new one."""
         image = self.image.spec().to_dict() | {"mirror": self.image.mirror}
-        return digest_of([self.version, self.name, self.id, self.classes, image, self.terms.settings_digest()])
+        shared = [self.version, self.name, self.id, self.classes, image, self.terms.settings_digest()]
+        return digest_of(shared if self.coordinator is None else [*shared, self.coordinator])
 
     @cached_property
     def contract(self) -> Contract:

@@ -24,6 +24,7 @@ from oneflare.member import now
 from oneflare.metrics import score
 from oneflare.nn.hardware import one_thread
 from oneflare.upload import Upload
+from oneflare.vouching import coordinator_key, sign_fusion
 
 Say = Callable[[str], None]
 
@@ -79,6 +80,7 @@ def fuse_federation(
     test: held-out images the coordinator may have; otherwise the model stays unmeasured.
     """
     charter, files = read_charter(folder), FederationFiles(folder)
+    coordinator_key(charter, folder)  # a wrong key is found before the work
     with exclusive(folder):
         remove_partial(folder)
         sources = _upload_files(uploads) if uploads is not None else files.kept()
@@ -106,6 +108,9 @@ def fuse_federation(
         _keep(files, intake.uploads)
         write_json(files.state, {"removed": removed})
         write_json(files.result, content)
+        unsigned = sign_fusion(charter, folder, content)
+        if unsigned is not None and say is not None:
+            say(unsigned)
     return Fused(charter, files, content)
 
 

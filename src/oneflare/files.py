@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -76,6 +77,23 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
+def read_regular(path: Path, size_limit: int) -> bytes:
+    """The bytes of a regular file of bounded size; a pipe or device is refused and never waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise RunError(f"{path}: is a directory, pipe or device; give a regular file")
+            if status.st_size > size_limit:
+                raise RunError(f"{path}: {status.st_size:,} bytes exceed the limit of {size_limit:,}")
+            return file.read(size_limit)
+    except IsADirectoryError:
+        raise RunError(f"{path}: is a directory, pipe or device; give a regular file") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
@@ -122,6 +140,22 @@ def load_state(path: Path) -> Any:
             return _unflatten(structure, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise RunError(f"{path} is damaged ({error}); delete it and run again") from None
+
+
+def parse_state(content: bytes) -> Any:
+    """What `save_state` wrote, from bytes of strangers in memory; a ValueError says what is wrong with them."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    from oneflare.strict import strict_json
+
+    try:
+        tensors = load(content)
+        length = int.from_bytes(content[:8], "little")
+        structure = strict_json(strict_json(content[8 : 8 + length])["__metadata__"][STRUCTURE])
+        return _unflatten(structure, tensors)
+    except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
+        raise ValueError("it is damaged, or not written by OneFlare") from None
 
 
 def _flatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:

@@ -1,7 +1,8 @@
 """Parts from the user's own modules: importing a module registers what it defines, nothing else is needed.
 
 Named in three ways: the entry points `oneflare.plugins` of an installed package, the variable ONEFLARE_PLUGINS (names
-separated by commas), or `oneflare --plugin NAME`, which adds to that variable so that every process sees it.
+separated by commas), or `oneflare --plugin NAME` (or a file, `--plugin rule.py`), which adds to that variable so that
+every process sees it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from oneflare.sourcecode import module_digest, text_digest
 GROUP = "oneflare.plugins"
 VARIABLE = "ONEFLARE_PLUGINS"
 SCRIPT = "__main__"
+SUFFIX = ".py"
 
 _loaded: set[str] = set()
 
@@ -27,7 +29,34 @@ def name_plugins(names: list[str]) -> None:
     """Let this process and its children load these modules when parts are first asked for."""
     if names:
         known = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
-        os.environ[VARIABLE] = ",".join(dict.fromkeys([*known, *names]))
+        os.environ[VARIABLE] = ",".join(dict.fromkeys([*known, *map(_importable, names)]))
+
+
+def _importable(name: str) -> str:
+    """The name itself; a file (`rule.py`) with its folder, so that every process finds it wherever it works."""
+    if not name.endswith(SUFFIX):
+        return name
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f"--plugin {name}: there is no such file")
+    if "," in str(path):
+        raise ConfigError(f"--plugin {name}: names of plugins are kept with commas between; move the file")
+    if not path.stem.isidentifier():
+        raise ConfigError(f"--plugin {name}: a module's name is one word of letters, digits and '_'; rename the file")
+    return str(path)
+
+
+def _import(name: str) -> None:
+    """A module by name, or by its file, which then is the module of that name."""
+    if not name.endswith(SUFFIX):
+        import_module(name)
+        return
+    path = Path(_importable(name))
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    found = getattr(import_module(path.stem), "__file__", None)
+    if found is None or Path(found).resolve() != path:
+        raise ImportError(f"another module is called {path.stem}; rename the file")
 
 
 def loaded_plugins() -> list[str]:
@@ -58,16 +87,16 @@ def load_plugins() -> None:
         _loaded.add("")
         wanted += [point.value for point in entry_points(group=GROUP)]
     for name in wanted:
-        if name in _loaded:
+        if (Path(name).stem if name.endswith(SUFFIX) else name) in _loaded:
             continue
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)
         try:
-            import_module(name)
+            _import(name)
         except ImportError as error:
             raise ConfigError(f"plugin {name}: {error}; is it installed, or in this folder?") from None
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(f"plugin {name} cannot be imported: {reason}") from error
-        _loaded.add(name)
+        _loaded.add(Path(name).stem if name.endswith(SUFFIX) else name)

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 from oneflare.data.images import IMAGE_SUFFIXES, decode
-from oneflare.errors import DataError
+from oneflare.errors import DataError, RunError
+from oneflare.files import read_regular
 from oneflare.fusion import GlobalModel
 
 BLOCK = 256
 """images in memory at a time"""
 TOP = 3
+IMAGE_BYTES = 1 << 30
+"""largest image file"""
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -57,11 +60,9 @@ def read_images(model: GlobalModel, files: Sequence[Path]) -> tuple[torch.Tensor
     errors: dict[Path, str] = {}
     for file in files:
         try:
-            parts.append(decode([file.read_bytes()], [str(file)], image))
-        except DataError as error:
+            parts.append(decode([read_regular(file, IMAGE_BYTES)], [str(file)], image))
+        except (DataError, RunError) as error:
             errors[file] = str(error)
-        except OSError as error:
-            errors[file] = f"cannot read image {file}: {error.strerror}"
     empty = torch.empty(0, image.channels, image.size, image.size, dtype=torch.uint8)
     return torch.cat([empty, *parts]), errors
 

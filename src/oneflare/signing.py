@@ -1,4 +1,6 @@
-"""Names and Ed25519 keys of members. A private key stays in a file only its owner may read; a public one is a line.
+"""Names and Ed25519 keys of members and coordinators.
+
+A private key stays in a file only its owner may read; a public one is a line.
 
 What is signed is the upload's digest, which covers everything else in the upload, behind a fixed prefix, so that a
 signature made here means nothing elsewhere.
@@ -41,7 +43,7 @@ def _ed25519() -> Any:
 
 
 class SigningKey:
-    """A member's private key."""
+    """The private key of a member or a coordinator."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -51,17 +53,18 @@ class SigningKey:
         """`ed25519:` and 44 letters, as federation.yaml has it."""
         return PREFIX + base64.b64encode(self._key.public_key().public_bytes_raw()).decode()
 
-    def sign(self, digest: str) -> str:
-        return base64.b64encode(self._key.sign(MESSAGE + digest.encode())).decode()
+    def sign(self, digest: str, message: bytes = MESSAGE) -> str:
+        """message: what kind of thing the digest is of; a signature for one kind does not hold for another"""
+        return base64.b64encode(self._key.sign(message + digest.encode())).decode()
 
 
-def verify(public: str, signature: str, digest: str) -> bool:
-    """Whether the owner of `public` signed this digest."""
+def verify(public: str, signature: str, digest: str, message: bytes = MESSAGE) -> bool:
+    """Whether the owner of `public` signed this digest as that kind of thing."""
+    key = _ed25519().Ed25519PublicKey.from_public_bytes(_key_bytes(public))
     from cryptography.exceptions import InvalidSignature
 
-    key = _ed25519().Ed25519PublicKey.from_public_bytes(_key_bytes(public))
     try:
-        key.verify(base64.b64decode(signature, validate=True), MESSAGE + digest.encode())
+        key.verify(base64.b64decode(signature, validate=True), message + digest.encode())
     except (InvalidSignature, binascii.Error, ValueError):
         return False
     return True

@@ -115,6 +115,11 @@ def run(
         }
     layers: list[Layer] = [read_yaml(Path(config))] if config is not None else []
     experiment = resolve(*layers, parse_overrides(overrides), keywords)
+    if encoder is not None and not experiment.trains:
+        raise ConfigError(
+            f"encoder: method '{experiment.method}' trains no network, so a module of your own would not be used; "
+            "leave it out, or choose a method that trains"
+        )
     if dataset is not None:
         if parts is not None and experiment.data.public is not None:
             raise ConfigError("data.public: images that have owners cannot be set aside; give a Dataset with `public`")

@@ -22,7 +22,7 @@ from torch import Tensor
 from oneflare.config import DataConfig
 from oneflare.data import Dataset, load
 from oneflare.data.sources import SOURCES
-from oneflare.fusion import FUSIONS, GlobalModel, UploadSet, build_fusion, load_model
+from oneflare.fusion import FUSIONS, GlobalModel, SingleModel, UploadSet, build_fusion, load_model
 from oneflare.fusion.base import Fusion
 from oneflare.nn import build_encoder, build_feature_map, encoder_spec, initial_network
 from oneflare.nn.encoders import feature_dim
@@ -159,6 +159,10 @@ def check_fusion(name: str, *, settings: dict[str, Any] | None = None, **options
         uploads = tiny_uploads(Path(folder), settings)
         model = build_fusion(spec).fuse(uploads)
         _require(isinstance(model, GlobalModel), f"{name}: fuse() returns {type(model).__name__}, not a GlobalModel")
+        _require(
+            isinstance(model, SingleModel) == build_fusion(spec).single_network,
+            f"{name}: its model is a {type(model).__name__}; set single_network = {isinstance(model, SingleModel)}",
+        )
         logits = model.logits(images)
         _require(logits.shape == (len(images), len(uploads.contract.classes)), f"{name}: logits {tuple(logits.shape)}")
         _require(bool(torch.isfinite(logits).all()), f"{name}: logits are not finite")

@@ -65,11 +65,12 @@ def init(
 
       oneflare server init digits --classes 0,1,2,3 --image-size 8 --channels 1 --member north=north.pub epochs=20
     """
-    from oneflare.charter import FILE, new_charter, short
+    from oneflare.charter import FILE, new_charter, revised, short
     from oneflare.cli import show
     from oneflare.config import parse_overrides
     from oneflare.errors import ConfigError
     from oneflare.member import upload_size
+    from oneflare.vouching import PRIVATE, make_key
 
     path = folder / FILE
     if path.exists():
@@ -89,6 +90,8 @@ def init(
         limits=limits,
         members=dict(_member(text) for text in member or []),
     )
+    key = make_key(folder)  # after everything else was found right
+    charter = revised(charter, coordinator=key)
     charter.write(path)
     size = upload_size(charter)
     if json:
@@ -97,6 +100,10 @@ def init(
     until = f" until {charter.deadline:%Y-%m-%d %H:%M %Z}" if charter.deadline else ""
     show.done(f"wrote {path}: {len(charter.classes)} classes, method {charter.terms.method}")
     show.done(f"fingerprint {short(charter.fingerprint)}: read it to members by another road than the file")
+    if key is None:
+        show.done("Models will not be signed: pip install 'oneflare[sign]' before this command signs them.")
+    else:
+        show.done(f"{folder / PRIVATE}: your private key, which signs the models. Keep it, copy it to nobody.")
     show.done(f"\nSend {path} to every member, and nothing else. A member runs:")
     show.done("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
     show.done("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")

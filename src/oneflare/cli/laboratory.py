@@ -14,30 +14,58 @@ Picture = Annotated[Path, typer.Option("--out", "-o", help="Picture to write: .p
 
 
 def explain(
-    method: Annotated[
+    name: Annotated[
         str,
         typer.Argument(
-            metavar="METHOD", help="Name, or the research log's number.", autocompletion=names.complete_methods
+            metavar="NAME",
+            help="A method, by name or by the research log's number; or a fusion, controller, anchors or another part.",
+            autocompletion=names.complete_explained,
         ),
     ],
     json: Json = False,
 ) -> None:
     """Say what a method is: loss terms, who decides lambda, anchors, fusions, defaults, where it comes from.
 
+    Of a part (see `oneflare methods --parts`): what it computes and its options. A method goes before a part of the
+    same name; KIND:NAME names the part.
+
     [bold]Examples[/bold]
 
       oneflare explain flare
 
       oneflare explain V11
+
+      oneflare explain robust_prototypes
+
+      oneflare explain fusion:analytic
     """
     from oneflare.cli import show
+    from oneflare.cli.parts import find_parts, named_parts
+    from oneflare.errors import ConfigError, did_you_mean
+    from oneflare.methods import METHODS
     from oneflare.methods.explain import explain as explanation_of
+    from oneflare.plugins import load_plugins
 
-    explanation = explanation_of(method)
+    load_plugins()
+    parts = find_parts(name)
+    if name not in METHODS and parts:
+        if json:
+            show.as_json(parts)
+        else:
+            show.explained_parts(parts)
+        return
+    numbers = {number.lower() for method in METHODS.values() for number in method.numbers}
+    if name not in METHODS and name.lower() not in numbers:
+        known = {*METHODS, *(part["name"] for part in named_parts())}
+        close = did_you_mean(name, known) or "; `oneflare methods --parts` lists them"
+        raise ConfigError(f"no method and no part is called '{name}'{close}")
+    explanation = explanation_of(name)
     if json:
         show.as_json(explanation.to_dict())
     else:
         show.explanation(explanation)
+        for part in parts:
+            show.line(f"\nThere is also a {part['kind']} of this name: oneflare explain {part['kind']}:{name}")
 
 
 def schedule(

@@ -29,6 +29,7 @@ from oneflare.cli import (
 )
 from oneflare.errors import OneFlareError
 from oneflare.frames import own_lines
+from oneflare.plain import plain
 from oneflare.plugins import name_plugins
 from oneflare.stopping import what_is_kept
 
@@ -65,7 +66,11 @@ def root(
     ] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option("--plugin", metavar="MODULE", help="Import a module with parts of your own; repeat for several."),
+        typer.Option(
+            "--plugin",
+            metavar="MODULE",
+            help="Import a module, or a file such as rule.py, with parts of your own; repeat for several.",
+        ),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress and no remarks; also after the command.")
@@ -156,7 +161,7 @@ def main() -> None:
 def _complain(text: str, code: int) -> None:
     if manners.is_verbose():
         traceback.print_exc()
-    print(f"error: {text}", file=sys.stderr)
+    print(f"error: {plain(text)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from oneflare.cli.commands import Json
 from oneflare.cli.federation import ImageColumn, LabelColumn
-
-if TYPE_CHECKING:
-    from oneflare.fusion import GlobalModel
-
-Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="model.safetensors, or the folder of a federation or run that has one.")
-]
+from oneflare.cli.loading import FusionName, Key, Model, load
 
 
 def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files of any size, or folders.")],
     json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values with a header.")] = False,
+    csv: Annotated[
+        bool,
+        typer.Option("--csv", help="Print comma-separated values; text that looks like a formula starts with '."),
+    ] = False,
+    fusion: FusionName = None,
+    key: Key = None,
 ) -> None:
     """Say what is on images: the top class and its probability.
 
@@ -36,21 +35,22 @@ def predict(
     """
     from oneflare.cli import show
     from oneflare.errors import ConfigError, DataError
+    from oneflare.plain import plain
     from oneflare.predicting import classify, image_files
 
     if json and csv:
         raise ConfigError("--json and --csv exclude each other")
-    loaded = _load(model)
+    loaded = load(model, fusion, key)
     rows = list(classify(loaded, image_files(images)))
     if json:
         show.as_json({"model": str(model), "predictions": rows})
     elif csv:
         _print_csv(rows)
     else:
-        width = max(len(row["image"]) for row in rows)
+        width = max(len(plain(row["image"])) for row in rows)
         for row in rows:
             if "error" not in row:
-                show.line(f"{row['image']:<{width}}  {row['class']}  {100 * row['probability']:.1f} %")
+                show.line(f"{plain(row['image']):<{width}}  {row['class']}  {100 * row['probability']:.1f} %")
     damaged = [row for row in rows if "error" in row]
     if damaged:
         raise DataError(f"{len(damaged)} of {len(rows)} images could not be read; the first: {damaged[0]['error']}")
@@ -60,12 +60,15 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
     import csv
     import sys
 
+    from oneflare.plain import csv_cell
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["image", "class", "probability", "error"])
     for row in rows:
         probability = row.get("probability")
         shown = "" if probability is None else f"{probability:.6f}"
-        writer.writerow([row["image"], row.get("class", ""), shown, row.get("error", "")])
+        cells = [csv_cell(row.get(key, "")) for key in ("image", "class", "error")]
+        writer.writerow([*cells[:2], shown, cells[2]])
 
 
 def evaluate(
@@ -75,19 +78,25 @@ def evaluate(
     ],
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
+    fusion: FusionName = None,
+    key: Key = None,
     json: Json = False,
 ) -> None:
     """Measure a model on labelled images: accuracy, balanced, class by class, calibration.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       oneflare evaluate federation --data held-out
+
+      oneflare evaluate runs/demo --fusion average --data held-out
+
+      oneflare evaluate north.safetensors --data held-out      # an upload: that member alone
     """
     from oneflare.cli import show
     from oneflare.data.local import class_table, read_local
     from oneflare.metrics import score
 
-    loaded = _load(model)
+    loaded = load(model, fusion, key)
     task = loaded.task
     local = read_local(data, task.classes, task.image, image_column=image_column, label_column=label_column)
     scores = score(loaded.logits(local.split.images), local.split.labels)
@@ -110,6 +119,8 @@ def evaluate(
 def export(
     model: Model,
     onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    fusion: FusionName = None,
+    key: Key = None,
     json: Json = False,
 ) -> None:
     """Write a model as one ONNX graph, if onnxruntime agrees with it to 1e-4.
@@ -124,7 +135,7 @@ def export(
     from oneflare.cli import show
     from oneflare.fusion.export import INPUT, export_onnx
 
-    loaded = _load(model)
+    loaded = load(model, fusion, key)
     made = export_onnx(loaded, onnx)
     if json:
         show.as_json({"file": str(made.path), "bytes": made.size_bytes, "difference": made.difference})
@@ -138,18 +149,28 @@ def export(
 
 def serve(
     model: Model,
+    fusion: FusionName = None,
+    key: Key = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0: any free one.")] = 8000,
     max_bytes: Annotated[int, typer.Option("--max-bytes", min=1, help="Largest request.")] = 10_000_000,
-    max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Largest image.")] = 50_000_000,
+    max_pixels: Annotated[
+        int, typer.Option("--max-pixels", min=1, help="All images of one request together; decoding takes ~8 B each.")
+    ] = 25_000_000,
+    max_seconds: Annotated[float, typer.Option("--max-seconds", min=1, help="Longest request.")] = 60.0,
+    max_connections: Annotated[int, typer.Option("--max-connections", min=1, help="Open at the same time.")] = 64,
 ) -> None:
     """Answer over HTTP: a page to drop an image on, POST /predict, GET /health, GET /metrics.
+
+    A request that is too large (413), too slow (408, 504), one too many (429, 503) or no image (422) gets one line.
 
     [bold]Examples[/bold]
 
       oneflare serve federation
 
       curl --data-binary @photo.png http://127.0.0.1:8000/predict
+
+      curl -F image=@photo.png http://127.0.0.1:8000/predict
     """
     import signal
     import socket
@@ -159,14 +180,20 @@ def serve(
     from oneflare.errors import ConfigError
 
     try:
-        import uvicorn
-
-        from oneflare.serving import LOOPBACK, Limits, build_app
+        from oneflare.serving import LOOPBACK, make_server
+        from oneflare.serving_limits import Limits
     except ImportError:
         raise ConfigError("serve needs fastapi and uvicorn; pip install 'oneflare[serve]'") from None
-    loaded = _load(model)
+    limits = Limits(
+        body_bytes=max_bytes,
+        pixels=max_pixels,
+        request_seconds=max_seconds,
+        connections=max_connections,
+        held_bytes=max(max_bytes, Limits.held_bytes),
+    )
+    loaded = load(model, fusion, key)
     local = host in ("127.0.0.1", "localhost", "::1")
-    app = build_app(loaded, Limits(max_bytes, max_pixels), LOOPBACK if local else ("*",))
+    server = make_server(loaded, limits, LOOPBACK if local else ("*",))
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family[0], socket.SOCK_STREAM)
@@ -183,18 +210,4 @@ def serve(
     sys.stdout.flush()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server has its own handlers and hands the signal back at the end
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False)).run(sockets=[listening])
-
-
-def _load(path: Path) -> GlobalModel:
-    from oneflare.errors import RunError
-    from oneflare.fusion import load_model
-
-    if path.is_dir():
-        single = path / "model.safetensors"
-        found = [single] if single.exists() else sorted(path.glob("fusions/*/model.safetensors"))
-        if len(found) != 1:
-            names = ", ".join(str(file) for file in found) or "none here"
-            raise RunError(f"{path} is a folder with {len(found)} models; name the file ({names})")
-        path = found[0]
-    return load_model(path)
+    server.run(sockets=[listening])

@@ -72,6 +72,11 @@ def complete_methods(incomplete: str) -> list[str]:
     return _begin(method_names(), incomplete)
 
 
+def complete_explained(incomplete: str) -> list[str]:
+    parts = [name for registry in ("FUSIONS", "CONTROLLERS", "ANCHORS") for name in registered(registry)]
+    return _begin(dict.fromkeys([*method_names(), *parts]), incomplete)
+
+
 def complete_comparison(ctx: click.Context, incomplete: str) -> list[str]:
     return [*complete_methods(incomplete), *complete_settings(ctx, incomplete)]
 

@@ -51,6 +51,29 @@ def methods(
 
 def named_parts() -> Iterator[dict[str, Any]]:
     """Everything in every registry: kind, name, the module that registered it, and its docstring's first line."""
+    for registry in _registries():
+        for name in sorted(registry):
+            entry = registry[name]
+            module = getattr(entry.factory, "__module__", "")
+            yield {"kind": registry.kind, "name": name, "module": module, "summary": entry.summary}
+
+
+def find_parts(name: str) -> list[dict[str, Any]]:
+    """Parts of this name (or KIND:NAME) in any registry, each with its whole docstring and its options' defaults."""
+    kind, separator, plain_name = name.rpartition(":")
+    found = []
+    for registry in _registries():
+        if plain_name in registry and (not separator or registry.kind.replace(" ", "_") == kind.replace(" ", "_")):
+            entry = registry[plain_name]
+            options = {
+                key: "required" if field.is_required() else field.default
+                for key, field in entry.schema.model_fields.items()
+            }
+            found.append({"kind": registry.kind, "name": plain_name, "document": entry.document, "options": options})
+    return found
+
+
+def _registries() -> tuple[Any, ...]:
     from oneflare.data.partition import PARTITIONS
     from oneflare.data.sources import SOURCES
     from oneflare.fusion import FUSIONS
@@ -62,11 +85,6 @@ def named_parts() -> Iterator[dict[str, Any]]:
     from oneflare.objective.terms import TERMS
     from oneflare.schedules import SCHEDULES
 
-    registries: tuple[Any, ...] = (
+    return (
         FUSIONS, CONTROLLERS, ENCODERS, FEATURE_MAPS, SOURCES, PARTITIONS, ANCHORS, TERMS, BANKS, SCHEDULES,
     )  # fmt: skip
-    for registry in registries:
-        for name in sorted(registry):
-            entry = registry[name]
-            module = getattr(entry.factory, "__module__", "")
-            yield {"kind": registry.kind, "name": name, "module": module, "summary": entry.summary}

@@ -10,7 +10,10 @@ import typer
 
 def report(
     path: Annotated[
-        Path, typer.Argument(metavar="WHAT", help="Folder of a run or a comparison, or a study's results (JSON).")
+        Path,
+        typer.Argument(
+            metavar="WHAT", help="Folder of a run, a comparison or a federation, or a study's results (JSON)."
+        ),
     ],
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also write the figures as files into this folder.")
@@ -25,6 +28,8 @@ def report(
 
       oneflare report runs/demo
 
+      oneflare report federation
+
       oneflare report results/table2/smoke.json --latex
 
       oneflare report runs/demo --figures figures --format pdf
@@ -32,12 +37,18 @@ def report(
     from oneflare.cli import show
     from oneflare.errors import ConfigError, did_you_mean
     from oneflare.files import write_text
+    from oneflare.report.federation import is_federation, read_federation, write_federation_page
     from oneflare.report.figures import FORMATS, write_figures
     from oneflare.report.latex import latex as tables_of
     from oneflare.report.page import read_story, write_page
 
     if kind not in FORMATS:
         raise ConfigError(f"--format: unknown format '{kind}'{did_you_mean(kind, FORMATS)}")
+    if is_federation(path):
+        if figures is not None or latex:
+            raise ConfigError(f"{path} is a federation; its page has no figures or tables to write as files")
+        show.done(f"report: {write_federation_page(read_federation(path))}")
+        return
     story = read_story(path, runs)
     show.done(f"report: {write_page(story)}")
     if latex:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from oneflare.cli.manners import is_quiet
+from oneflare.plain import plain
 
 if TYPE_CHECKING:
     from oneflare.methods import Method
@@ -50,7 +51,7 @@ def line(text: str) -> None:
 def note(text: str) -> None:
     """A remark on stderr; --quiet silences all but warnings."""
     if not is_quiet() or text.startswith("warning"):
-        print(text, file=sys.stderr)
+        print(plain(text), file=sys.stderr)
 
 
 def done(text: str) -> None:
@@ -242,6 +243,14 @@ def explanation(content: Explanation) -> None:
     for name, text in content.fusions.items():
         line(f"  {name}: {text}")
     line(f"\ndefaults\n  {_indented(content.defaults_yaml().rstrip(), 2)}")
+
+
+def explained_parts(parts: Iterable[Mapping[str, Any]]) -> None:
+    """What parts compute, as their docstrings say it, and their options."""
+    for number, part in enumerate(parts):
+        line(("\n" if number else "") + f"{part['kind']} {part['name']}\n  {_indented(part['document'], 2)}")
+        for key, default in part["options"].items():
+            line(f"  option {key}: {'required' if default == 'required' else f'default {default!r}'}")
 
 
 def _indented(text: str, spaces: int) -> str:

@@ -40,5 +40,7 @@ def single_model(uploads: UploadSet, state: Mapping[str, Tensor]) -> SingleModel
 class Average(Fusion):
     """one-shot FedAvg: weights and prototypes averaged by client size (the lower bound)"""
 
+    single_network = True
+
     def fuse(self, uploads: UploadSet) -> SingleModel:
         return single_model(uploads, size_average(uploads))

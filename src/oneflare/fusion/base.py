@@ -124,6 +124,8 @@ class Fusion(ABC):
 
     needs: frozenset[str] = frozenset({"weights", "prototypes"})
     """fields of the uploads; a constructor may ask for more where an option does"""
+    single_network: ClassVar[bool] = False
+    """whether its model is one network, which costs one pass and is the cheapest to export"""
     trains: ClassVar[bool] = False
     """whether it takes many optimisation steps, so that nobody starts it unasked"""
     teacher: Mapping[str, Any] | None = None

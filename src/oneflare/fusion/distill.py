@@ -128,6 +128,7 @@ class StudentTraining(ABC):
 class Distillation(Fusion):
     """A teacher by name, a student, a budget in steps."""
 
+    single_network = True
     trains = True
     teacher: dict[str, Any]
 

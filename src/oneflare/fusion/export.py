@@ -7,7 +7,7 @@ import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,12 +91,7 @@ def _analytic(model: AnalyticModel, images: Tensor) -> Tensor:
 
 def single_network_fusions() -> list[str]:
     """Fusions whose model is one network, the cheapest to export and to run."""
-    names = []
-    for name in FUSIONS:
-        made = get_type_hints(getattr(FUSIONS[name].factory, "fuse")).get("return")  # noqa: B009
-        if isinstance(made, type) and issubclass(made, SingleModel):
-            names.append(name)
-    return names
+    return [name for name in FUSIONS if getattr(FUSIONS[name].factory, "single_network", False)]
 
 
 def _remedy() -> str:

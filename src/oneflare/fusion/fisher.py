@@ -20,6 +20,7 @@ class FisherMean(Fusion):
     average is left. Running statistics of batch normalisation are averaged by size.
     """
 
+    single_network = True
     needs = frozenset({"weights", "prototypes", "fisher"})
 
     def __init__(self, *, damping: float = 1e-6) -> None:

@@ -98,6 +98,7 @@ class Laplace(Fusion):
     (Liu et al. 2024). Solving a layer needs all clients' factors of that layer at once, never two whole networks.
     """
 
+    single_network = True
     needs = frozenset({"weights", "prototypes", "kronecker"})
 
     def __init__(self, *, damping: float = 1e-3) -> None:

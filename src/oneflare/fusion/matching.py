@@ -107,6 +107,8 @@ class TransportFusion(Fusion):
     follow (Singh and Jaggi 2020; several layers at once as in Ainsworth et al. 2023).
     """
 
+    single_network = True
+
     def __init__(self, *, sweeps: int = 10) -> None:
         if sweeps < 0:
             raise ConfigError(f"fusion otfusion.sweeps: must be at least 0 (got {sweeps})")

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from oneflare.data import ImageSpec, prepare
 from oneflare.errors import ConfigError, DataError, RunError
-from oneflare.files import load_state, save_state
+from oneflare.files import save_state
+from oneflare.fusion.model_file import FUSE_AGAIN, read_model_file, rehearse
 from oneflare.nn import PrototypeNetwork, build_encoder
 from oneflare.nn.encoders import CUSTOM
+from oneflare.plain import plain
 from oneflare.plugins import load_plugins
 from oneflare.upload import read_weights
 
@@ -116,6 +118,14 @@ class GlobalModel(ABC):
         state = self.state(None if embed else path.parent)
         save_state(path, {"kind": self.kind, "task": self.task.to_dict(), "state": state})
 
+    def rehearsal(self) -> Tensor:
+        """Logits `(1, C)` of a blank image, for checking a file that was just read."""
+        return self.logits(self.blank_image())
+
+    def blank_image(self) -> Tensor:
+        image = self.task.image
+        return torch.zeros(1, image.channels, image.size, image.size, dtype=torch.uint8)
+
     def check_images(self, images: Tensor) -> None:
         wanted = (self.task.image.channels, self.task.image.size, self.task.image.size)
         if images.ndim != 4 or tuple(images.shape[1:]) != wanted:
@@ -191,6 +201,8 @@ class Member:
     source: Path
     digest: str
     weights: Callable[[], Mapping[str, Tensor]]
+    embedded: bool = False
+    """whether the weights are in the model's own file, and in memory"""
 
     def to_dict(self, reference_from: Path | None) -> dict[str, Any]:
         reference = {"digest": self.digest}
@@ -202,7 +214,7 @@ class Member:
     def from_dict(cls, value: Mapping[str, Any], model_file: Path) -> Member:
         digest = str(value["digest"])
         if "weights" in value:
-            return cls(model_file, digest, partial(dict, value["weights"]))
+            return cls(model_file, digest, partial(dict, value["weights"]), embedded=True)
         source = model_file.parent / value["file"]
         return cls(source, digest, partial(read_weights, source, digest))
 
@@ -233,6 +245,20 @@ class MemberModel(GlobalModel):
 
     def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
         return logits_of_all({"": self}, images, batch_size)[""]
+
+    def rehearsal(self) -> Tensor:
+        """The same without filling the encoder with every member's weights, of which only the shapes are compared."""
+        empty = {name: tensor.shape for name, tensor in self.encoder.state_dict().items()}
+        blank = self.blank_image()
+        features = self.encoder.eval()(prepare(blank, self.task.image)).float()
+        if features.shape[1] != self.task.dim:
+            raise ValueError(f"the encoder gives {features.shape[1]} features, task.dim is {self.task.dim}")
+        state = self.start(blank, 1)
+        for index, member in enumerate(self.members):
+            if member.embedded and {name: tensor.shape for name, tensor in member.weights().items()} != empty:
+                raise ValueError(f"the weights of member {index} are not those of the encoder")
+            state = added(self.rule, state, index, features)
+        return self.rule.finish(state)
 
     def state(self, reference_from: Path | None) -> dict[str, Any]:
         return {
@@ -310,17 +336,16 @@ def added(rule: Rule, state: Tensor, member: int, features: Tensor) -> Tensor:
     return torch.where(good.view(-1, *[1] * (state.ndim - 1)), after, state)
 
 
-def load_model(path: Path, encoder: nn.Module | None = None) -> GlobalModel:
-    """Read a saved model; a custom encoder must be given again, its code is not in the file."""
-    if not path.exists():
-        raise RunError(f"no model at {path}")
+def load_model(
+    path: Path, encoder: nn.Module | None = None, *, key: str | None = None, federation: str | None = None
+) -> GlobalModel:
+    """Read a saved model; a custom encoder must be given again, its code is not in the file.
+
+    key: the coordinator's public key; a file that it has not signed is refused. federation: also one that was signed
+    for another fingerprint.
+    """
     load_plugins()
-    try:
-        content = load_state(path)
-    except RunError:
-        raise RunError(
-            f"{path} is not a OneFlare model, or is damaged; give a model that a fusion has written"
-        ) from None
+    content = read_model_file(path, key, federation)
     try:
         task = Task.from_dict(content["task"])
         if content["kind"] not in KINDS:
@@ -336,6 +361,11 @@ def load_model(path: Path, encoder: nn.Module | None = None) -> GlobalModel:
             except ConfigError as error:
                 raise RunError(f"{path}: {error}; if it is your own, name its module: --plugin MODULE") from None
 
-        return KINDS[content["kind"]].from_state(task, content["state"], empty, path)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not a OneFlare model ({error}); fuse again") from None
+        model = KINDS[content["kind"]].from_state(task, content["state"], empty, path)
+    except ConfigError as error:
+        raise RunError(f"{path}: {error}; {FUSE_AGAIN}") from None
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:
+        reason = plain(" ".join(str(error).split()), 160)
+        raise RunError(f"{path} is not a OneFlare model ({reason}); {FUSE_AGAIN}") from None
+    rehearse(path, len(task.classes), model.rehearsal)
+    return model

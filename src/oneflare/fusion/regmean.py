@@ -52,6 +52,7 @@ class RegMean(Fusion):
     off-diagonal part shrunk by `scale` (Jin et al. 2023). Convolutions act on patches.
     """
 
+    single_network = True
     needs = frozenset({"weights", "prototypes", "gram"})
 
     def __init__(self, *, scale: float = 0.9, damping: float = 1e-6) -> None:

@@ -86,6 +86,8 @@ class SignMerge:
 class TaskVectors(Fusion):
     """theta_0 + scale * merge(tau_1, ..., tau_N)"""
 
+    single_network = True
+
     scale: float = 1.0
 
     @abstractmethod

@@ -8,17 +8,34 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from oneflare.charter import Charter, short
-from oneflare.coordinator import Fused
-from oneflare.files import write_text
+from oneflare.charter import FILE, Charter, read_charter, short
+from oneflare.coordinator import FederationFiles, Fused, read_fused
+from oneflare.files import read_regular, write_text
 from oneflare.report import figures
+from oneflare.sealing import check_seal
+from oneflare.vouching import known_key, sign_card
 
+RESULT_BYTES = 1 << 28
 FEW = 20
 """a class with fewer images than this, over all members, is named in the limits"""
 
 
+def is_federation(folder: Path) -> bool:
+    return (folder / FILE).is_file()
+
+
+def read_federation(folder: Path) -> Fused:
+    """The last fusion of a federation, from its folder; a result that the coordinator did not sign is refused."""
+    charter, files = read_charter(folder), FederationFiles(folder)
+    known = known_key(files.result, None)
+    if known is not None and files.result.exists():
+        check_seal(files.result, read_regular(files.result, RESULT_BYTES), known.key, "result", known.federation)
+    return Fused(charter, files, read_fused(folder))
+
+
 def write_card(fused: Fused) -> Path:
     write_text(fused.files.card, card(fused.charter, fused.content))
+    sign_card(fused.charter, fused.files.card, fused.content)
     return fused.files.card
 
 

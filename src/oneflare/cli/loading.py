@@ -1,0 +1,78 @@
+"""From what a user names (a model, an upload, a run, a federation) to a checked model, and what is known about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from oneflare.fusion import GlobalModel
+
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="model.safetensors, an upload, or the folder of a federation or run (its own fusion)."
+    ),
+]
+FusionName = Annotated[
+    str | None, typer.Option("--fusion", help="Of a run or federation: the model of this fusion instead of its own.")
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        help="The coordinator's public key, or its file: a model it has not signed is refused. "
+        "Default: the key in federation.yaml beside the model.",
+    ),
+]
+
+
+def load(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
+    """The model, verified if the coordinator's key is known; one line on stderr says which."""
+    from oneflare.cli import show
+    from oneflare.errors import ConfigError
+    from oneflare.fusion import load_model
+    from oneflare.fusion.alone import is_upload, model_of_upload
+    from oneflare.vouching import known_key
+
+    file = model_file(path, fusion) if path.is_dir() else path
+    if not path.is_dir() and fusion is not None:
+        raise ConfigError(f"--fusion {fusion}: {path} is one file; name the folder of the run or federation")
+    if file.exists() and is_upload(file):
+        if key is not None:
+            raise ConfigError(f"--key: {file} is an upload, which its member signs; `oneflare upload show` checks that")
+        show.note(f"note: {file} is an upload; this is that member alone, before any fusion")
+        return model_of_upload(file)
+    known = known_key(file, key)
+    if known is None:
+        loaded = load_model(file)
+        show.note(f"note: {file} is not verified, because the coordinator's key is not known; --key KEY checks it")
+    else:
+        loaded = load_model(file, key=known.key, federation=known.federation)
+        show.note(f"{file} is signed by the coordinator ({known.key}, known from {known.source})")
+    return loaded
+
+
+def model_file(folder: Path, fusion: str | None) -> Path:
+    """The model of a fusion in the folder of a run or federation; by default the folder's own fusion."""
+    from oneflare.charter import FILE
+    from oneflare.coordinator import read_fused
+    from oneflare.errors import RunError, did_you_mean
+    from oneflare.stages import RunFiles, read_result
+
+    if (folder / FILE).exists():
+        content = read_fused(folder)
+        places: dict[str, Path] = {name: folder / row["model"] for name, row in content["fusions"].items()}
+    elif RunFiles(folder).experiment.exists():
+        content = read_result(folder).content
+        places = {name: RunFiles(folder).model(name) for name in content["fusions"]}
+    elif (folder / "model.safetensors").exists() and fusion is None:
+        return folder / "model.safetensors"
+    else:
+        raise RunError(f"{folder} is neither a federation nor a run; name one of them, or a model file")
+    name = fusion or str(content["headline"])
+    if name not in places:
+        raise RunError(f"{folder} has no fusion '{name}'{did_you_mean(name, places)}")
+    return places[name]

@@ -1,0 +1,63 @@
+"""One member alone: the model that a single upload gives, without a federation around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oneflare.data import ImageSpec
+from oneflare.errors import ConfigError, UploadError
+from oneflare.fusion.base import UploadSet, build_fusion
+from oneflare.fusion.model import GlobalModel
+from oneflare.fusion.model_file import check_task
+from oneflare.nn import initial_network
+from oneflare.plugins import load_plugins
+from oneflare.privacy import Privacy
+from oneflare.statistics import Plan
+from oneflare.upload import ENCODER, Contract, read_manifest, read_upload
+
+
+def is_upload(path: Path) -> bool:
+    """Whether a file says of itself that it is an upload; nothing else of it is checked."""
+    try:
+        read_manifest(path)
+    except UploadError:
+        return False
+    return True
+
+
+def model_of_upload(path: Path) -> GlobalModel:
+    """The member's own network; where it trained none, the classifier that its statistics alone give."""
+    load_plugins()
+    manifest = read_manifest(path)
+    try:
+        contract, network = _own_terms(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UploadError(f"{path}: the terms in it are damaged or not known here ({reason})") from None
+    uploads = UploadSet((read_upload(path, contract),), contract, network)
+    return build_fusion({"name": "average" if contract.deep else "analytic"}).fuse(uploads)
+
+
+def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
+    """What the upload says it was made for, and the empty network; `read_upload` holds the file to it."""
+    check_task(manifest)
+    image, classes = ImageSpec.from_dict(manifest["image"]), tuple(manifest["classes"])
+    network = initial_network(manifest["encoder"], image.channels, image.size, len(classes), 0, None, manifest["dim"])
+    plan = manifest.get("statistics")
+    if plan is not None:
+        privacy = None if plan.get("privacy") is None else Privacy(**plan["privacy"])
+        plan = Plan.of(plan["feature_map"], image.channels, image.size, plan["dtype"], privacy)
+    contract = Contract.of(
+        network,
+        federation=manifest["federation"],
+        method=manifest["method"],
+        encoder=manifest["encoder"],
+        anchors=manifest["anchors"],
+        image=image,
+        classes=classes,
+        statistics=plan,
+        deep=any(name.startswith(ENCODER) for name in manifest["tensors"]),
+        evidence=tuple(manifest.get("evidence") or ()),
+    )
+    return contract, network

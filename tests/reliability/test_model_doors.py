@@ -1,0 +1,70 @@
+"""Models and their server in the hands of strangers, with a row of the reliability table for each door."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from record import record_door
+
+from hospitals import typed
+from oneflare.serving_limits import Limits
+from test_model_files import TAMPERED, attack_fields, copy_of, federation, picture, tamper
+from test_serving import ATTACKS, SMALL, exchange, form, head, noise, running
+
+__all__ = ["federation"]
+REQUESTS = 10
+
+
+@pytest.mark.soak
+def test_malformed_and_tampered_models(federation, tmp_path, capsys):
+    fields = attack_fields(federation / "model.safetensors", tmp_path)
+    record_door(
+        "model-fields",
+        promise="A model file with a malformed field is refused in one printable line, whatever the field is.",
+        tried=f"A stranger changes {fields} fields of a real model file: types, shapes, NaN, escape sequences, sizes.",
+        outcome=f"{fields} of {fields} refused.",
+    )
+    for number, how in enumerate(TAMPERED):
+        folder = copy_of(federation, tmp_path / f"copy{number}")
+        tamper(folder, how)
+        assert typed(capsys, "predict", str(folder), picture(federation))[0] == 2
+    record_door(
+        "model-signature",
+        promise="Whoever has the coordinator's key does not use a model that the coordinator has not signed.",
+        tried=f"Somebody without the private key changes the folder: {', '.join(TAMPERED)}.",
+        outcome=f"{len(TAMPERED)} of {len(TAMPERED)} refused with exit code 2 and one line.",
+    )
+
+
+@pytest.mark.soak
+def test_a_server_that_is_attacked():
+    with running(SMALL) as place:
+        for content, status in ATTACKS.values():
+            assert exchange(place, content)[0] == status
+            assert exchange(place, head(None, path="GET /health"))[0] == 200
+    statuses = sorted({status for _, status in ATTACKS.values() if status != 200})
+    record_door(
+        "serve-requests",
+        promise="A request that is too large, too slow or broken is answered with its own status; the others go on.",
+        tried=f"A stranger sends {len(ATTACKS)} hostile requests over sockets: endless and slow headers and bodies, "
+        "images that claim 3,600 megapixels, broken forms, foreign hosts.",
+        outcome=f"All answered ({', '.join(map(str, statuses))}), and a healthy request after each of them.",
+    )
+    body = form(noise(4900), noise(4900))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with running(Limits(body_bytes=100_000_000, held_bytes=200_000_000, pixels=50_000_000)) as place:
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            found = sorted(status for status, _ in pool.map(lambda _: exchange(place, body), range(REQUESTS)))
+        assert threading.active_count() < 100
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert set(found) <= {200, 429, 503, 504}
+    assert more < 1500
+    record_door(
+        "serve-memory",
+        promise="Many large images at once do not take the server's memory.",
+        tried=f"{REQUESTS} requests at once with two 24-megapixel images each ({len(body) / 1e6:.0f} MB).",
+        outcome=f"Answers {found}; the process, which also holds the senders, grew by {more:.0f} MB.",
+    )
