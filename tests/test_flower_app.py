@@ -38,7 +38,7 @@ from oneflare.signing import generate  # noqa: E402
 
 def round_here(folder: Path, seats, app=client_app, **settings) -> None:
     grid = InProcessGrid(app, seats, workers=len(seats))
-    config = {"federation": str(folder / "federation"), "connect-seconds": 2, "reply-seconds": 60, "min-members": 1}
+    config = {"federation": str(folder / "federation"), "connect-seconds": 0.2, "reply-seconds": 60, "min-members": 1}
     config |= {"nodes": "any", **settings}
     try:
         server_app(grid, Context(1, 0, {}, RecordDict(), config))
