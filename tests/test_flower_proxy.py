@@ -86,11 +86,11 @@ class Upstream(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.seen.append(self.path)
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+        body = self.rfile.read(int(self.headers.get("content-length", 0))) or b"ok"
         self.send_response(200)
-        self.send_header("content-length", "2")
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"ok")
+        self.wfile.write(body)
 
     def log_message(self, *words) -> None:
         del words
@@ -133,12 +133,12 @@ def knock(files, port: int, path: str, certificate: str | None = "north", key: s
     if certificate is not None:
         context.load_cert_chain(files.member(certificate), files.member_key(certificate))
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30)
-    method = more.get("method", "POST")
+    method, body = more.get("method", "POST"), more.get("body", b"")
     headers = {"flwr-public-key": header_of(read_node_key(files.node_public(key)))} if key else {}
     connection.putrequest(method, path, skip_accept_encoding=True)
-    for name, value in (headers | {"content-length": "0"}).items():
+    for name, value in (headers | {"content-length": str(len(body))}).items():
         connection.putheader(name, value)
-    connection.endheaders()
+    connection.endheaders(body)
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
@@ -152,6 +152,8 @@ def test_nginx_passes_a_members_fleet_calls(office, door):
     for name in FLEET:
         assert knock(files, port, f"/v1/fleet/{name}") == (200, "ok")
     assert seen == [f"/v1/fleet/{name}" for name in FLEET]
+    chunk = "x" * (6 << 20)
+    assert knock(files, port, "/v1/fleet/push-object", body=chunk.encode()) == (200, chunk)
 
 
 def test_nginx_passes_nothing_else_whoever_asks(office, door):
@@ -200,6 +202,8 @@ def test_mistakes_when_a_door_is_written_or_a_node_bound(office, tmp_path):
     nodes = read_nodes(federation)
     with pytest.raises(ConfigError, match=r"must listen on 127\.0\.0\.1"):
         write_proxy(tmp_path, Door("0.0.0.0:8443", "0.0.0.0:8000"), files, nodes)
+    with pytest.raises(ConfigError, match=r"must listen on 127\.0\.0\.1"):
+        write_proxy(tmp_path, Door("0.0.0.0:8443", "127.example.org:8000"), files, nodes)
     with pytest.raises(ConfigError, match="give an address and a port"):
         write_proxy(tmp_path, Door("8443", "127.0.0.1:8000"), files, nodes)
     with pytest.raises(ConfigError, match="no member has a node yet"):

@@ -27,6 +27,7 @@ from oneflare.member import make_upload, member_data
 
 require_flower()
 
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 CLIENT = """\
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def listening(process: int) -> set[str]:
     """The addresses on which a process listens, in hexadecimal as the kernel writes them."""
     sockets = set()
     for entry in Path(f"/proc/{process}/fd").iterdir():
-        with_number = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry)) if entry.is_symlink() else None
+        with_number = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink())) if entry.is_symlink() else None
         if with_number:
             sockets.add(with_number.group(1))
     lines = [
@@ -234,7 +235,7 @@ def nobody_sends_as_another(folder: Path, deployment: Deployment, app: Path) -> 
 
 @pytest.mark.soak
 def test_an_open_deployment_runs_whatever_a_stranger_sends(tmp_path):
-    """The same app, where nothing is closed: it runs. So the test above can fail, and the warning in the docs is true."""
+    """Where nothing is closed, the same app runs: the test above can fail, and the warning in the docs is true."""
     make_federation(tmp_path)
     foreign = foreign_app(tmp_path)
     with Deployment(tmp_path / "deployment") as deployment:

@@ -34,6 +34,7 @@ FLEET = (
 REFUSED = "this door is for the SuperNodes of the federation's members only"
 STRANGER = "the certificate and the node key are not those of one member of this federation"
 _PLAIN = re.compile(r"[\w./+@%=,:-]+")
+_LOOPBACK = re.compile(r"(127(\.\d{1,3}){3}|\[::1\]|localhost):\d{1,5}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
@@ -54,7 +55,7 @@ def write_proxy(folder: Path, door: Door, certificates: Certificates, nodes: Map
     for address in (door.listen, door.superlink):
         if not _ADDRESS.fullmatch(address):
             raise ConfigError(f"{address}: give an address and a port, such as 0.0.0.0:8443")
-    if not door.superlink.startswith(("127.", "[::1]:", "localhost:")):
+    if not _LOOPBACK.fullmatch(door.superlink):
         raise ConfigError(f"{door.superlink}: the SuperLink must listen on 127.0.0.1, because its Control has no login")
     place = folder.resolve()
     paths = [place, *(path.resolve() for path in (certificates.authority, certificates.certificate, certificates.key))]
@@ -111,6 +112,9 @@ http {{
         client_header_timeout 20s;
         client_body_timeout 60s;
         proxy_http_version 1.1;
+        # Uploads pass through and are never on this disk.
+        proxy_request_buffering off;
+        proxy_buffering off;
         proxy_read_timeout 120s;
         proxy_set_header flwr-public-key $http_flwr_public_key;
         proxy_ssl_verify on;
