@@ -7,6 +7,7 @@ that (1) come with the certificate of a member and the node key bound to this me
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ FLEET = (
 )
 """What a registered SuperNode calls. `register-node` and `unregister-node` are the coordinator's, so they are shut."""
 
-REFUSED = "this door is for the SuperNodes of the federation's members only"
+REFUSED = "this door is for the SuperNodes of members, and this path is none of theirs"
 STRANGER = "the certificate and the node key are not those of one member of this federation"
+NOBODY = "this door asks for the client certificate of a member, and got none that its CA signed"
 _PLAIN = re.compile(r"[\w./+@%=,:-]+")
 _LOOPBACK = re.compile(r"(127(\.\d{1,3}){3}|\[::1\]|localhost):\d{1,5}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
@@ -120,10 +122,21 @@ http {{
         proxy_ssl_verify on;
         proxy_ssl_trusted_certificate {authority};
         proxy_ssl_name {LOOPBACK_NAME};
-        if ($member = "") {{ return 403 "{STRANGER}\\n"; }}
+        default_type application/json;
+        if ($member = "") {{ {_answer(400, STRANGER)} }}
         if ($request_method != POST) {{ return 405; }}
-        location / {{ return 403 "{REFUSED}\\n"; }}
+        error_page 495 496 = @nobody;
+        location @nobody {{ {_answer(400, NOBODY)} }}
+        location / {{ {_answer(403, REFUSED)} }}
 {fleet}
     }}
 }}
 """
+
+
+def _answer(status: int, text: str) -> str:
+    """A refusal in the form that `flwr` and SuperNodes print.
+
+    A SuperNode takes 403 for the end of a run and stays without a word; 400 ends it with the text of the refusal.
+    """
+    return f"return {status} '{json.dumps({'code': status, 'detail': text})}';"
