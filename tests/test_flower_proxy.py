@@ -228,6 +228,23 @@ def test_mistakes_when_a_door_is_written_or_a_node_bound(office, tmp_path):
         read_nodes(tmp_path)
 
 
+def test_the_command_writes_the_door_without_removed_members(office, tmp_path):
+    from typer.testing import CliRunner
+
+    from oneflare.cli.flower import flower
+    from oneflare.files import write_json
+
+    folder, files = office
+    federation = tmp_path / "federation"
+    shutil.copytree(folder / "federation", federation)
+    write_json(federation / "state.json", {"removed": {"south": "2027-01-01T00:00:00+00:00"}})
+    words = ["proxy", str(federation), str(tmp_path / "proxy"), "--certificates", str(files.folder)]
+    assert CliRunner().invoke(flower, words).exit_code == 0
+    text = (tmp_path / "proxy" / "nginx.conf").read_text()
+    assert '"CN=north ' in text
+    assert '"CN=south ' not in text
+
+
 def bundle(folder: Path, **files: str) -> bytes:
     from flwr.cli.build import build_fab_from_disk
 
