@@ -18,6 +18,12 @@ SETTINGS = {
 
 def make_federation(folder: Path, **settings) -> Charter:
     """`folder/federation/federation.yaml`, and digits of three members and a test part as PNG in class folders."""
+    charter = make_charter(folder, **settings)
+    write_images(folder)
+    return charter
+
+
+def make_charter(folder: Path, **settings) -> Charter:
     charter = new_charter(
         "digits",
         SETTINGS | settings,
@@ -26,7 +32,6 @@ def make_federation(folder: Path, **settings) -> Charter:
         members=dict.fromkeys(MEMBERS),
     )
     charter.write(folder / "federation" / FILE)
-    write_images(folder)
     return charter
 
 

@@ -17,17 +17,19 @@ from reliability.record import record_door
 require_flower()
 
 from flwr.app import Context, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
 
 from oneflare.charter import FILE, new_charter, read_charter, revised  # noqa: E402
 from oneflare.coordinator import FederationFiles, fuse_federation, read_fused  # noqa: E402
 from oneflare.engine.flower.inprocess import InProcessGrid  # noqa: E402
-from oneflare.engine.flower.records import answer, read_answer  # noqa: E402
+from oneflare.engine.flower.records import answer, read_answer, read_question  # noqa: E402
 from oneflare.errors import ConfigError, RunError  # noqa: E402
 from oneflare.files import digest_of, read_json, tensor_digest, write_bytes  # noqa: E402
-from oneflare.flower_app.certificates import make_certificates, make_node_key  # noqa: E402
+from oneflare.flower_app.certificates import Certificates, make_node_key  # noqa: E402
 from oneflare.flower_app.client_app import Node  # noqa: E402
 from oneflare.flower_app.client_app import app as client_app  # noqa: E402
 from oneflare.flower_app.deployment import Deployment  # noqa: E402
+from oneflare.flower_app.nodes import bind_node  # noqa: E402
 from oneflare.flower_app.server_app import Settings  # noqa: E402
 from oneflare.flower_app.server_app import app as server_app  # noqa: E402
 from oneflare.flower_app.template import write_app  # noqa: E402
@@ -36,9 +38,10 @@ from oneflare.member import make_upload, member_data, work_folder  # noqa: E402
 from oneflare.signing import generate  # noqa: E402
 
 
-def round_here(folder: Path, nodes, app=client_app, **settings) -> None:
-    grid = InProcessGrid(app, nodes, workers=len(nodes))
-    config = {"federation": str(folder / "federation"), "connect-seconds": 2, "reply-seconds": 60, **settings}
+def round_here(folder: Path, seats, app=client_app, **settings) -> None:
+    grid = InProcessGrid(app, seats, workers=len(seats))
+    config = {"federation": str(folder / "federation"), "connect-seconds": 0.2, "reply-seconds": 60, "min-members": 1}
+    config |= {"nodes": "any", **settings}
     try:
         server_app(grid, Context(1, 0, {}, RecordDict(), config))
     finally:
@@ -140,8 +143,6 @@ def test_a_reply_with_nan_or_a_broken_file_is_refused_like_a_file(tmp_path):
         reply.content = answer(facts, {"upload.safetensors": path.read_bytes()})
         return reply
 
-    from flwr.clientapp import ClientApp
-
     app = ClientApp()
     app.train()(spoil)
     round_here(tmp_path, [node_of(tmp_path, name) for name in MEMBERS], app)
@@ -169,11 +170,89 @@ def test_members_with_keys_sign_and_a_name_alone_is_not_believed(tmp_path):
     assert {member["name"]: member["signed"] for member in content["members"]} == {"east": False, "north": True}
 
 
+def bound_to(folder: Path, *members: str) -> None:
+    """Node 1 is registered for the first member, node 2 for the second, and so on."""
+    for number, name in enumerate(members, start=1):
+        files = Certificates(folder / "keys")
+        make_node_key(files, name)
+        bind_node(folder / "federation", name, files.node_public(name), lambda _, node=number: node)
+
+
+def test_a_node_sends_for_the_member_it_is_registered_for_and_for_nobody_else(tmp_path):
+    make_federation(tmp_path)
+    nodes = [
+        node_of(tmp_path, "east"),
+        node_of(tmp_path, "north", member="south"),
+        node_of(tmp_path, "south"),
+        node_of(tmp_path, "north"),
+    ]
+    with pytest.raises(ConfigError, match=r"no member of .* has a node; register each"):
+        round_here(tmp_path, nodes, nodes="bound")
+    bound_to(tmp_path, "east", "north", "south")
+    round_here(tmp_path, nodes[:2], nodes="bound")
+    report = read_json(tmp_path / "federation" / "flower.json")
+    assert report["in"] == ["east"]
+    assert report["left_out"] == {"2": "the reply is an upload of south, but this node is registered for north"}
+    inbox = tmp_path / "federation" / "inbox" / "flower-1"
+    assert [path.name for path in inbox.iterdir()] == ["node-1.safetensors"]
+    round_here(tmp_path, nodes, nodes="bound")
+    report = read_json(tmp_path / "federation" / "flower.json")
+    assert report["in"] == ["east", "south"]
+    assert report["left_out"]["4"] == "is registered for no member of this federation and was not asked"
+
+
+def test_a_question_to_a_node_cannot_be_guessed_by_another(tmp_path):
+    make_federation(tmp_path)
+    seen = []
+
+    def listen(message, context):
+        seen.append(read_question(message.content)["nonce"])
+        return client_app(message, context)
+
+    app = ClientApp()
+    app.train()(listen)
+    round_here(tmp_path, [node_of(tmp_path, name) for name in MEMBERS], app)
+    assert len(set(seen)) == len(MEMBERS)
+    assert all(len(nonce) == 32 for nonce in seen)
+
+
+def test_members_who_sent_by_file_stay_in_and_count(tmp_path):
+    charter = make_federation(tmp_path)
+    federation = tmp_path / "federation"
+    for name in ("north", "south"):
+        data, _ = member_data(charter, tmp_path / name)
+        make_upload(charter, data, tmp_path / "mail" / f"{name}.safetensors", member=name)
+    fuse_federation(federation, uploads=tmp_path / "mail")
+    round_here(tmp_path, [node_of(tmp_path, "east")], **{"min-members": 0})
+    assert [member["name"] for member in read_fused(federation)["members"]] == list(MEMBERS)
+    report = read_json(federation / "flower.json")
+    assert report["in"] == list(MEMBERS)
+    assert report["by_file"] == ["north", "south"]
+    same_model(federation, by_file(tmp_path, charter))
+
+
+def test_the_minimum_is_over_members_that_are_fused_and_is_all_of_them_unless_said(tmp_path):
+    make_federation(tmp_path)
+    federation, nodes = tmp_path / "federation", [node_of(tmp_path, name) for name in MEMBERS]
+    with pytest.raises(RunError, match="2 usable uploads, but min-members is 3; nothing was fused"):
+        round_here(tmp_path, nodes[:2], **{"min-members": 0})
+    assert not FederationFiles(federation).result.exists()
+    round_here(tmp_path, nodes, **{"min-members": 0})
+    fuse_federation(federation, remove=["south"])
+    with pytest.raises(RunError, match="2 usable uploads, but min-members is 3"):
+        round_here(tmp_path, nodes, **{"min-members": 3})
+    round_here(tmp_path, nodes, **{"min-members": 0})
+    assert [member["name"] for member in read_fused(federation)["members"]] == ["east", "north"]
+    assert read_json(federation / "flower.json")["missing"] == []
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({}, "'federation' is missing"),
         ({"federation": "x", "min-member": 2}, "did you mean 'min-members'"),
+        ({"federation": "x", "min-members": -1}, "min-members is -1, not a number of members"),
+        ({"federation": "x", "nodes": "all"}, "nodes is 'all', not one of bound, any"),
         ({"federation": "x", "reply-seconds": 0}, "reply-seconds is 0, not a number above 0"),
     ],
 )
@@ -263,7 +342,7 @@ def test_forty_rounds_average_no_noise_away(tmp_path):
 def round_on(deployment: Deployment, folder: Path, **settings) -> dict:
     app = folder / "app"
     if not app.exists():
-        write_app(app, folder / "federation")
+        write_app(app, folder / "federation", 1)
     status = deployment.run(app, {"connect-seconds": 120, "reply-seconds": 600, **settings}, 900)
     logs = "".join(deployment.log(name).read_text()[-3000:] for name in deployment.processes)
     assert status == "finished:completed", logs
@@ -288,24 +367,6 @@ def test_a_superlink_and_three_supernodes(tmp_path):
     assert report["left_out"] == {}
     same_model(tmp_path / "federation", by_file(tmp_path, charter))
     assert all(process.poll() is not None for process in started)
-
-
-@pytest.mark.soak
-def test_tls_and_node_authentication_keep_a_stranger_out(tmp_path):
-    charter = make_federation(tmp_path)
-    certificates = make_certificates(tmp_path / "certificates", ["127.0.0.1", "localhost"], MEMBERS)
-    make_node_key(certificates, "stranger")
-    with Deployment(tmp_path / "deployment", certificates) as deployment:
-        for name in MEMBERS[:2]:
-            deployment.start_node(name, node_of(tmp_path, name))
-        deployment.start_node("stranger", node_of(tmp_path, "south"), register=False)
-        report = round_on(deployment, tmp_path, **{"connect-seconds": 30})
-        assert report["in"] == ["east", "north"]
-        assert report["missing"] == ["south"]
-        deployment.start_node("south", node_of(tmp_path, "south"))
-        assert round_on(deployment, tmp_path)["in"] == list(MEMBERS)
-        assert "stranger" in deployment.processes
-    same_model(tmp_path / "federation", by_file(tmp_path, charter))
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""A federation on Flower: the app folder, certificates for trials, and a whole deployment on this machine."""
+"""A federation on Flower: what the coordinator and the members of a closed deployment type, and a rehearsal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
 flower = typer.Typer(help="Run a federation over a network, on Flower.", **OPTIONS)
 
 Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
+MinMembers = Annotated[
+    int,
+    typer.Option(
+        "--min-members",
+        min=0,
+        help="Fuse nothing if fewer members than this are in the fusion. Uploads of the round count, and files that "
+        "were taken in before it; removed members do not. 0 means all members of the charter that are not removed.",
+    ),
+]
 
 
 @flower.command("init")
@@ -21,19 +30,36 @@ def init(
     federation: Annotated[
         Path, typer.Option("--federation", help="Folder with federation.yaml, on the SuperLink's machine.")
     ],
-    min_members: Annotated[int, typer.Option("--min-members", min=1, help="Fewer usable uploads: no fusion.")] = 1,
+    min_members: MinMembers = 0,
 ) -> None:
-    """Write the folder that `flwr run` takes.
+    """Write the folder that `flwr run` takes, and print the digest by which members pin it.
 
     [bold]Example[/bold]
 
       oneflare flower init lungs-app --federation lungs --min-members 3
     """
     from oneflare.cli import show
-    from oneflare.flower_app.template import write_app
+    from oneflare.flower_app.template import app_digest, write_app
 
     path = write_app(folder, federation, min_members)
     show.done(f"wrote {path}; start the SuperLink and the members' SuperNodes, then: flwr run {folder} CONNECTION")
+    show.done(f"digest, for the members' --app: {app_digest(folder)}")
+
+
+@flower.command("digest")
+def digest(folder: Annotated[Path, typer.Argument(metavar="APP", help="Folder of `oneflare flower init`.")]) -> None:
+    """Print the digest of an app, which members give to `oneflare flower node --app`.
+
+    It changes with every edit of the app's pyproject.toml; settings of one round (`flwr run --run-config`) do not
+    change it.
+
+    [bold]Example[/bold]
+
+      oneflare flower digest lungs-app
+    """
+    from oneflare.flower_app.template import app_digest
+
+    typer.echo(app_digest(folder))
 
 
 @flower.command("certificates")
@@ -41,24 +67,118 @@ def certificates(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the files.")],
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="Name or address of the SuperLink; repeat. Default: 127.0.0.1 and localhost."),
+        typer.Option("--host", help="Name or address of the coordinator; repeat. Default: 127.0.0.1 and localhost."),
     ] = None,
-    node: Annotated[list[str] | None, typer.Option("--node", help="A SuperNode that gets a key pair; repeat.")] = None,
+    member: Annotated[
+        list[str] | None,
+        typer.Option("--member", help="A member, who gets a client certificate and a node key pair; repeat."),
+    ] = None,
 ) -> None:
-    """Make a private CA, the SuperLink's certificate and node keys, for trials: valid 30 days.
+    """Make a private CA, the coordinator's certificate, and members' certificates and node keys, valid 30 days.
+
+    This is for trials: for real use, your own CA signs, and members make their keys themselves.
 
     [bold]Example[/bold]
 
-      oneflare flower certificates certificates --host 10.0.0.5 --node north --node south
+      oneflare flower certificates certificates --host 10.0.0.5 --member north --member south
     """
     from oneflare.cli import show
     from oneflare.flower_app.certificates import DAYS, make_certificates
 
-    files = make_certificates(folder, host or ["127.0.0.1", "localhost"], node or [])
-    show.done(f"{files.authority}: the CA, for every SuperNode and for `flwr`")
-    show.done(f"{files.certificate}, {files.key}: for the SuperLink, valid {DAYS} days")
-    for name in node or []:
-        show.done(f"{files.node(name)}: stays with {name}; {files.node_public(name)}: to be registered")
+    files = make_certificates(folder, host or ["127.0.0.1"], member or [])
+    show.done(f"{files.authority}: the CA, for every member and for `flwr`")
+    show.done(f"{files.certificate}, {files.key}: for the SuperLink and its proxy, valid {DAYS} days")
+    for name in member or []:
+        show.done(f"{files.member(name)}, {files.member_key(name)}, {files.node(name)}: only for {name}")
+        show.done(f"{files.node_public(name)}: to be registered for {name}")
+
+
+@flower.command("register")
+def register(
+    folder: Folder,
+    member: Annotated[str, typer.Argument(metavar="MEMBER", help="A member of the charter.")],
+    key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="The member's public node key, NAME.node.pub.")],
+    connection: Annotated[
+        str | None,
+        typer.Option("--connection", help="The SuperLink's name in Flower's config.toml. Default: Flower's default."),
+    ] = None,
+) -> None:
+    """Register a member's node key with the SuperLink, and bind it to this member.
+
+    A round asks only nodes that are bound, and refuses a reply that says it is from another member.
+
+    [bold]Example[/bold]
+
+      oneflare flower register lungs north certificates/north.node.pub --connection ours
+    """
+    from oneflare.cli import show
+    from oneflare.engine.flower import require_flower
+
+    require_flower()
+    from oneflare.flower_app.nodes import bind_node, register_with_flwr
+
+    bound = bind_node(folder, member, key, lambda path: register_with_flwr(path, connection))
+    show.done(f"node {bound.node} is {member}'s; write the proxy's configuration again: oneflare flower proxy")
+
+
+@flower.command("proxy")
+def proxy(
+    folder: Folder,
+    place: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for nginx.conf and the proxy's logs.")],
+    certificates_folder: Annotated[
+        Path, typer.Option("--certificates", help="Folder with ca.crt, superlink.crt and superlink.key.")
+    ],
+    listen: Annotated[str, typer.Option("--listen", help="Address and port that members reach.")] = "0.0.0.0:8443",
+    superlink: Annotated[
+        str, typer.Option("--superlink", help="Address and port of the SuperLink on this machine.")
+    ] = "127.0.0.1:8000",
+) -> None:
+    """Write the configuration of the proxy (nginx) that admits members' SuperNodes and nothing else.
+
+    Run it again after `oneflare flower register`, and reload nginx.
+
+    [bold]Example[/bold]
+
+      oneflare flower proxy lungs proxy --certificates certificates --listen 0.0.0.0:8443
+    """
+    from oneflare.charter import read_charter
+    from oneflare.cli import show
+    from oneflare.coordinator import FederationFiles
+    from oneflare.flower_app.certificates import Certificates
+    from oneflare.flower_app.nodes import read_nodes
+    from oneflare.flower_app.proxy import Door, start_command, write_proxy
+
+    read_charter(folder)
+    removed = FederationFiles(folder).removed()
+    nodes = {name: bound for name, bound in read_nodes(folder).items() if name not in removed}
+    path = write_proxy(place, Door(listen, superlink), Certificates(certificates_folder), nodes)
+    command = " ".join(start_command(path))
+    show.done(f"wrote {path}: admits {', '.join(sorted(nodes))} on {listen}")
+    show.done(f"start: {command}; after a change: {command} -s reload")
+
+
+@flower.command("node")
+def node(
+    superlink: Annotated[str, typer.Option("--superlink", help="Address and port of the coordinator's proxy.")],
+    authority: Annotated[Path, typer.Option("--authority", help="The CA's certificate, ca.crt.")],
+    certificate: Annotated[Path, typer.Option("--certificate", help="Your client certificate.")],
+    certificate_key: Annotated[Path, typer.Option("--certificate-key", help="The private key of your certificate.")],
+    node_key: Annotated[Path, typer.Option("--node-key", help="Your private node key, NAME.node.")],
+    app: Annotated[str, typer.Option("--app", help="Digest of the one app that may run on this machine.")],
+    node_config: Annotated[
+        str, typer.Option("--node-config", help='Your settings, such as \'member="north" data="/srv/images"\'.')
+    ],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1 for its own use.")] = 9094,
+) -> None:
+    """Take part: run a SuperNode that executes OneFlare's app and refuses every other one.
+
+    [bold]Example[/bold]
+
+      oneflare flower node --superlink COORDINATOR:8443 --authority ca.crt --certificate north.crt --certificate-key north.key --node-key north.node --app DIGEST --node-config 'member="north" data="/srv/images"'
+    """  # noqa: E501
+    from oneflare.flower_app.pinned import Seat, run_node
+
+    run_node(Seat(superlink, authority, certificate, certificate_key, node_key, app, port), node_config)
 
 
 @flower.command("try")
@@ -68,9 +188,15 @@ def try_here(
     key: Annotated[
         list[str] | None, typer.Option("--key", help="NAME=FILE with the private key this member signs with; repeat.")
     ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="TLS and node authentication, with new keys.")] = False,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls",
+            help="The closed deployment, with new keys: TLS, a proxy (nginx) that admits members only, a pinned app.",
+        ),
+    ] = False,
     test: Annotated[Path | None, typer.Option("--test", help="Images to measure the model on.")] = None,
-    min_members: Annotated[int, typer.Option("--min-members", min=1, help="Fewer usable uploads: no fusion.")] = 1,
+    min_members: MinMembers = 0,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for uploads to arrive.")] = 600,
     work: Annotated[
         Path | None, typer.Option("--work", help="Folder for logs and keys; default: FEDERATION/trial.")
@@ -93,7 +219,7 @@ def try_here(
 
     require_flower()
     from oneflare.flower_app.certificates import make_certificates
-    from oneflare.flower_app.deployment import Deployment
+    from oneflare.flower_app.deployment import Closed, Deployment
     from oneflare.flower_app.template import write_app
 
     charter = read_charter(folder)
@@ -105,14 +231,18 @@ def try_here(
     for name in nodes:
         charter.check_member(name)
     place = _fresh(work or folder / "trial")
-    keys = make_certificates(place / "certificates", ["127.0.0.1"], list(nodes)) if tls else None
     app = write_app(place / "app", folder, min_members).parent
+    closed = None
+    if tls:
+        keys = make_certificates(place / "certificates", ["127.0.0.1"], list(nodes))
+        closed = Closed(keys, folder.resolve(), app)
     settings: dict[str, Any] = {"connect-seconds": 120, "reply-seconds": timeout}
     if test is not None:
         settings["test"] = str(test.resolve())
     say = (lambda _: None) if quiet else show.note
-    with Deployment(place, keys) as deployment:
-        say(f"SuperLink on 127.0.0.1:{deployment.port}{' with TLS' if tls else ''}, logs in {place}")
+    with Deployment(place, closed) as deployment:
+        proxy_here = f" behind a proxy on 127.0.0.1:{deployment.door}" if tls else ""
+        say(f"SuperLink on 127.0.0.1:{deployment.port}{proxy_here}, logs in {place}")
         for name, config in nodes.items():
             deployment.start_node(name, config)
         status = deployment.run(app.resolve(), settings, timeout + 300, say)

@@ -1,4 +1,5 @@
-"""Certificates and node keys for trials: a private CA, the SuperLink's certificate, a key pair per SuperNode.
+"""Certificates and node keys for trials: a private CA, the coordinator's certificate, and for each member a client
+certificate (which opens the proxy) and a node key pair (which names its SuperNode to the SuperLink).
 
 They expire after a month and their keys lie unprotected in a folder: for real use, have your own CA sign.
 """
@@ -6,6 +7,7 @@ They expire after a month and their keys lie unprotected in a folder: for real u
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from oneflare.errors import ConfigError
+from oneflare.signing import check_name
 
 DAYS = 30
+AUTHORITY = "OneFlare trial CA"
+LOOPBACK_NAME = "localhost"
+"""The name under which the proxy knows the SuperLink; nginx checks names, not addresses, against a certificate."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,12 @@ class Certificates:
     def key(self) -> Path:
         return self.folder / "superlink.key"
 
+    def member(self, name: str) -> Path:
+        return self.folder / f"{name}.crt"
+
+    def member_key(self, name: str) -> Path:
+        return self.folder / f"{name}.key"
+
     def node(self, name: str) -> Path:
         return self.folder / f"{name}.node"
 
@@ -42,36 +54,55 @@ class Certificates:
         return self.folder / f"{name}.node.pub"
 
 
-def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = ()) -> Certificates:
-    """hosts: names or addresses under which nodes reach the SuperLink. Existing files are never overwritten."""
+def make_certificates(folder: Path, hosts: Sequence[str], members: Sequence[str] = ()) -> Certificates:
+    """hosts: names or addresses under which members reach the coordinator. Existing files are never overwritten."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise ConfigError("making certificates needs cryptography; pip install 'oneflare[flower]'") from None
     files = Certificates(folder)
-    authority_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    authority_name = _name("OneFlare trial CA")
+    for name in members:
+        if check_name(name) in ("ca", "superlink"):
+            raise ConfigError(f"'{name}' is the name of another file in {folder}; choose another for the member")
+    authority_key = ec.generate_private_key(ec.SECP384R1())
+    name = _name(AUTHORITY)
     authority = (
-        _builder(authority_name, authority_name, authority_key)
+        _builder(name, name, authority_key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .add_extension(_usage(signs_certificates=True), critical=True)
     )
-    server = (
-        _builder(_name(hosts[0]), authority_name, key)
+    _write(files.authority, _signed(authority, authority_key))
+    server = x509.ExtendedKeyUsageOID.SERVER_AUTH
+    names = list(dict.fromkeys([*hosts, LOOPBACK_NAME, "127.0.0.1"]))
+    _issue(files.certificate, files.key, authority_key, hosts[0], server, names)
+    for member in members:
+        client = x509.ExtendedKeyUsageOID.CLIENT_AUTH
+        _issue(files.member(member), files.member_key(member), authority_key, member, client)
+        make_node_key(files, member)
+    return files
+
+
+def _issue(
+    certificate: Path, private: Path, authority: Any, subject: str, purpose: Any, hosts: Sequence[str] = ()
+) -> None:
+    """A new key and a certificate for it that serves one purpose, for the server or for a client."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    builder = (
+        _builder(_name(subject), _name(AUTHORITY), key)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(_usage(signs_certificates=False), critical=True)
     )
-    _write(files.authority, _signed(authority, authority_key))
-    _write(files.certificate, _signed(server, authority_key))
-    _write(files.key, _private(key), secret=True)
-    for name in nodes:
-        make_node_key(files, name)
-    return files
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    _write(certificate, _signed(builder, authority))
+    _write(private, _private(key), secret=True)
 
 
 def make_node_key(files: Certificates, name: str) -> None:
@@ -147,8 +178,8 @@ def _private(key: Any) -> bytes:
 def _write(path: Path, content: bytes, secret: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with path.open("xb") as file:
-            path.chmod(0o600 if secret else 0o644)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if secret else 0o644)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
     except FileExistsError:
         raise ConfigError(f"{path} exists and is not overwritten; choose another folder") from None

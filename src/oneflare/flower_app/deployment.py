@@ -1,4 +1,4 @@
-"""A whole deployment on this machine, for trials and tests: a SuperLink, SuperNodes, one `flwr run`.
+"""A whole deployment on this machine, for trials and tests: a SuperLink, its proxy, SuperNodes, one `flwr run`.
 
 Every process gets a free port of the loopback interface, its own Flower home and its own log file, and is ended by its
 process group. On several machines the same commands are typed by hand: docs/flower.md.
@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -26,9 +27,13 @@ from types import TracebackType
 from typing import Any
 
 from oneflare.engine.flower import QUIET, require_flower
-from oneflare.errors import RunError
+from oneflare.errors import ConfigError, RunError
 from oneflare.files import write_text
 from oneflare.flower_app.certificates import Certificates
+from oneflare.flower_app.nodes import Bound, bind_node, read_nodes, registered_number
+from oneflare.flower_app.pinned import Seat
+from oneflare.flower_app.proxy import Door, start_command, write_proxy
+from oneflare.flower_app.template import app_digest
 
 HOST = "127.0.0.1"
 CONNECTION = "here"
@@ -41,22 +46,39 @@ def _ignore(text: str) -> None:
     del text
 
 
+@dataclass(frozen=True)
+class Closed:
+    """What closes a deployment to strangers."""
+
+    certificates: Certificates
+    federation: Path
+    """folder with federation.yaml, where bindings of nodes to members are kept"""
+    app: Path
+    """folder of the one app that SuperNodes run"""
+
+
 @dataclass
 class Deployment:
     """Use as a context: leaving it ends every process it started.
 
-    certificates: TLS, and SuperNodes must be registered before they may connect; None: neither.
+    closed: TLS, a proxy that admits members only, nodes bound to members, one pinned app; None: none of these, and
+    whoever reaches the port can run code here, so only for a rehearsal on the loopback interface.
     """
 
     folder: Path
-    certificates: Certificates | None = None
+    closed: Closed | None = None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     port: int = 0
+    """of the SuperLink"""
+    door: int = 0
+    """of the proxy, where members connect"""
 
     def __enter__(self) -> Deployment:
         require_flower()
-        self.port = free_port()
-        secure = self.certificates
+        if self.closed is not None and shutil.which("nginx") is None:
+            raise ConfigError("nginx is not installed, and a closed deployment needs it; apt-get install nginx-light")
+        self.port, self.door = free_port(), free_port()
+        secure = self._certificates
         trust = f'root-certificates = "{secure.authority.resolve()}"' if secure is not None else "insecure = true"
         write_text(
             self.folder / "flwr" / "config.toml",
@@ -75,24 +97,25 @@ class Deployment:
     ) -> None:
         self.close()
 
+    @property
+    def _certificates(self) -> Certificates | None:
+        return None if self.closed is None else self.closed.certificates
+
     def _start_superlink(self) -> None:
         words = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
         words.append("--disable-runtime-dependency-installation")
-        if self.certificates is None:
+        secure = self._certificates
+        if secure is None:
             words.append("--insecure")
         else:
-            words += ["--ssl-ca-certfile", str(self.certificates.authority)]
-            words += ["--ssl-certfile", str(self.certificates.certificate), "--ssl-keyfile", str(self.certificates.key)]
+            words += ["--ssl-ca-certfile", str(secure.authority)]
+            words += ["--ssl-certfile", str(secure.certificate), "--ssl-keyfile", str(secure.key)]
             words.append("--enable-supernode-auth")
         self._start("superlink", words)
-        end = time.monotonic() + START_SECONDS
-        while not self._healthy():
-            if self.processes["superlink"].poll() is not None or time.monotonic() > end:
-                raise RunError(f"the SuperLink did not start; see {self.log('superlink')}")
-            time.sleep(0.2)
+        self._until(self._healthy, "superlink")
 
     def _healthy(self) -> bool:
-        secure = self.certificates
+        secure = self._certificates
         context = None if secure is None else ssl.create_default_context(cafile=str(secure.authority))
         scheme = "http" if secure is None else "https"
         try:
@@ -101,22 +124,58 @@ class Deployment:
         except (urllib.error.URLError, OSError):
             return False
 
-    def start_node(self, name: str, config: Mapping[str, Any], *, register: bool = True) -> None:
-        """A SuperNode with its `--node-config`; under authentication its public key is registered first."""
-        words = ["flower-supernode", "--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())]
-        words += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())]
-        if self.certificates is None:
-            words.append("--insecure")
+    def start_node(self, name: str, config: Mapping[str, Any]) -> None:
+        """A member's SuperNode with its `--node-config`; where the deployment is closed, it is registered first."""
+        if self.closed is None:
+            words = ["flower-supernode", "--superlink", f"{HOST}:{self.port}", "--host", HOST]
+            words += ["--port", str(free_port()), "--node-config", _pairs(config), "--insecure"]
+            self._start(name, words)
+            return
+        self.register(name, self.closed.certificates.node_public(name))
+        self.start_seat(name, self.seat(name), config)
+
+    def seat(self, name: str) -> Seat:
+        """What a member uses to connect: its own files, and the digest of our app."""
+        assert self.closed is not None
+        files = self.closed.certificates
+        own = (files.authority, files.member(name), files.member_key(name), files.node(name))
+        return Seat(f"{HOST}:{self.door}", *own, app_digest(self.closed.app), free_port())
+
+    def start_seat(self, process: str, seat: Seat, config: Mapping[str, Any]) -> None:
+        """A SuperNode with these files, whether or not they belong together; process: the name of its log."""
+        words = ["oneflare", "flower", "node", "--superlink", seat.superlink, "--authority", str(seat.authority)]
+        words += ["--certificate", str(seat.certificate), "--certificate-key", str(seat.certificate_key)]
+        words += ["--node-key", str(seat.node_key), "--app", seat.app, "--port", str(seat.port)]
+        self._start(process, [*words, "--node-config", _pairs(config)])
+
+    def register(self, member: str, public: Path) -> Bound:
+        """Bind a node key to a member, and let the proxy know."""
+        assert self.closed is not None
+
+        def tell(key: Path) -> int:
+            return registered_number(self.flwr("supernode", "register", str(key), CONNECTION, "--format", "json"))
+
+        bound = bind_node(self.closed.federation, member, public, tell)
+        door = Door(f"{HOST}:{self.door}", f"{HOST}:{self.port}")
+        nodes = read_nodes(self.closed.federation)
+        configuration = write_proxy(self.folder / "proxy", door, self.closed.certificates, nodes)
+        if "proxy" in self.processes:
+            self.processes["proxy"].send_signal(signal.SIGHUP)
         else:
-            if register:
-                self.flwr("supernode", "register", str(self.certificates.node_public(name)), CONNECTION)
-            words += ["--root-certificates", str(self.certificates.authority)]
-            words += ["--auth-supernode-private-key", str(self.certificates.node(name))]
-        self._start(name, words)
+            self._start("proxy", start_command(configuration))
+            self._until(lambda: _listening(self.door), "proxy")
+        return bound
+
+    def _until(self, ready: Callable[[], bool], process: str) -> None:
+        end = time.monotonic() + START_SECONDS
+        while not ready():
+            if self.processes[process].poll() is not None or time.monotonic() > end:
+                raise RunError(f"the {process} did not start; see {self.log(process)}")
+            time.sleep(0.2)
 
     def run(self, app: Path, config: Mapping[str, Any], timeout: float, say: Callable[[str], None] = _ignore) -> str:
         """`flwr run`: start the round, pass its log on, and return how it ended ("finished:completed" is a success)."""
-        words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        words = _pairs(config if self.closed is not None else {"nodes": "any", **config})
         started = json.loads(self.flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", words))
         if not started.get("success"):
             raise RunError(f"flwr run was refused: {started.get('error-message', started)}")
@@ -173,7 +232,7 @@ class Deployment:
 
     def close(self) -> None:
         """Nodes first, all at once, so that none looks for a SuperLink that has gone."""
-        nodes = [self.processes.pop(name) for name in list(self.processes) if name != "superlink"]
+        nodes = [self.processes.pop(name) for name in list(self.processes) if name not in ("superlink", "proxy")]
         for process in nodes:
             _signal(process, signal.SIGTERM)
         for process in [*nodes, *(self.processes.pop(name) for name in list(self.processes))]:
@@ -200,7 +259,17 @@ class Deployment:
 
 
 def _program(name: str) -> str:
-    return str(Path(sys.executable).parent / name)
+    own = Path(sys.executable).parent / name
+    return str(own) if own.exists() else shutil.which(name) or name
+
+
+def _pairs(config: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+
+
+def _listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

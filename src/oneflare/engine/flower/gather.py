@@ -29,6 +29,8 @@ class Terms:
     """for nodes to appear; those that appear later, while others work, still take part"""
     reply_seconds: float
     """for replies, counted from the first question"""
+    nodes: frozenset[int] | None = None
+    """the only ones that are asked; None: whoever appears"""
 
 
 @dataclass
@@ -60,7 +62,7 @@ def gather(
     asked_at: float | None = None
     pause = 0.05
     while not stopped():
-        for node in sorted(set(grid.get_node_ids()) - known):
+        for node in sorted(_admitted(grid, terms) - known):
             known.add(node)
             content = ask(node)
             if content is None:
@@ -93,6 +95,11 @@ def gather(
         outcome.left_out[node] = f"no reply within {terms.reply_seconds:g} s"
         say(f"node {node} is left out: {outcome.left_out[node]}")
     return outcome
+
+
+def _admitted(grid: Grid, terms: Terms) -> set[int]:
+    present = set(grid.get_node_ids())
+    return present if terms.nodes is None else present & terms.nodes
 
 
 def _arrived(grid: Grid, numbers: list[str]) -> Iterator[Message]:
