@@ -84,7 +84,7 @@ def test_digest_ignores_where_and_how_uploads_are_used():
         (["data=cifar11"], "unknown data set 'cifar11'; did you mean 'cifar10'?"),
         (["objective.terms.supcom=1"], "unknown loss term 'supcom'; did you mean 'supcon'?"),
         (["alpha=-1"], "partition.alpha: input should be greater than 0 (got -1)"),
-        (["alpha=.nan"], "partition.alpha: input should be a finite number"),
+        (["alpha=.nan"], "alpha: '.nan' is not a YAML value ('.nan' is not a finite number)"),
         (["clients=0"], "partition.clients: input should be greater than or equal to 1 (got 0)"),
         (["clients=many"], "partition.clients: input should be a valid integer"),
         (["epochs=0"], "train.epochs: input should be greater than or equal to 1"),

@@ -46,10 +46,11 @@ def trained(charter, images, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def sealed(trained, tmp_path):
+def sealed(charter, trained, tmp_path):
     def seal(file: str, member: str = "north", key: SigningKey | None = None, created: str = OLD) -> Path:
         path = tmp_path / f"{file}.safetensors"
-        seal_upload(trained, path, member=member, created=created, sign=None if key is None else signer(key))
+        seal_upload(trained, path, member=member, created=created)
+        rewrite(path, lambda manifest: manifest.update(client=charter.client(member)), **({"key": key} if key else {}))
         return path
 
     return seal

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
-from oneflare.client import ClientJob
+from oneflare.client import ClientJob, shared_start
 from oneflare.config import Experiment, Section, read_yaml
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, did_you_mean
@@ -86,7 +86,7 @@ class Charter(Section):
     version: Literal[1] = 1
     name: str
     id: str = Field(pattern=r"^[0-9a-f]{32}$", description="random: two federations with the same terms stay apart")
-    classes: Annotated[tuple[str, ...], BeforeValidator(_class_names)] = Field(min_length=2)
+    classes: Annotated[tuple[str, ...], BeforeValidator(_class_names)] = Field(min_length=2, max_length=10_000)
     image: ImageTerms = ImageTerms()
     deadline: Annotated[datetime | None, BeforeValidator(_utc)] = None
     use: str = Field("", description="what the model is for; goes to its card")
@@ -159,11 +159,7 @@ class Charter(Section):
 
     def template(self) -> PrototypeNetwork:
         """The start that all members share, which the server fills."""
-        image, contract = self.contract.image, self.contract
-        classes = len(self.classes)
-        return initial_network(
-            contract.encoder, image.channels, image.size, classes, self.terms.seed, None, contract.dim
-        )
+        return shared_start(self.terms, self.contract, None)
 
     def client(self, member: str) -> int:
         """A member's number: the name of its random streams, the same wherever and whenever it trains."""
@@ -242,7 +238,7 @@ def read_charter(path: Path) -> Charter:
         path = path / FILE
         if not path.exists():
             raise ConfigError(f"no {FILE} in {path.parent}; `oneflare server init {path.parent}` makes one")
-    content = read_yaml(path)
+    content = read_yaml(path, f"a federation's {FILE}")
     try:
         charter = _validate(content)
         charter.contract  # noqa: B018  (refuses parts that do not fit the images)

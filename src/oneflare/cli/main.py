@@ -28,6 +28,7 @@ from oneflare.cli import (
     trust,
 )
 from oneflare.errors import OneFlareError
+from oneflare.plain import plain
 from oneflare.plugins import name_plugins
 
 EXIT_USER_ERROR = 2
@@ -146,7 +147,7 @@ def main() -> None:
 def _complain(text: str, code: int) -> None:
     if manners.is_verbose():
         traceback.print_exc()
-    print(f"error: {text}", file=sys.stderr)
+    print(f"error: {plain(text)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -60,12 +60,15 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
     import csv
     import sys
 
+    from oneflare.plain import csv_cell
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["image", "class", "probability", "error"])
     for row in rows:
         probability = row.get("probability")
         shown = "" if probability is None else f"{probability:.6f}"
-        writer.writerow([row["image"], row.get("class", ""), shown, row.get("error", "")])
+        cells = [csv_cell(row.get(key, "")) for key in ("image", "class", "error")]
+        writer.writerow([*cells[:2], shown, cells[2]])
 
 
 def evaluate(

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from oneflare.cli.manners import is_quiet
+from oneflare.plain import plain
 
 if TYPE_CHECKING:
     from oneflare.methods import Method
@@ -50,7 +51,7 @@ def line(text: str) -> None:
 def note(text: str) -> None:
     """A remark on stderr; --quiet silences all but warnings."""
     if not is_quiet() or text.startswith("warning"):
-        print(text, file=sys.stderr)
+        print(plain(text), file=sys.stderr)
 
 
 def done(text: str) -> None:

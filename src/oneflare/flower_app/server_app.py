@@ -16,13 +16,14 @@ from flwr.app import Context, RecordDict  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 from oneflare.charter import Charter, read_charter, short  # noqa: E402
-from oneflare.coordinator import Fused, fuse_federation  # noqa: E402
+from oneflare.coordinator import Fused, Rules, fuse_federation  # noqa: E402
 from oneflare.data.local import read_local  # noqa: E402
 from oneflare.engine.flower.gather import Gathered, Terms, gather  # noqa: E402
 from oneflare.engine.flower.records import UPLOAD, question, read_answer  # noqa: E402
 from oneflare.errors import ConfigError, OneFlareError, RunError, UploadError, did_you_mean  # noqa: E402
 from oneflare.files import write_bytes, write_json  # noqa: E402
 from oneflare.intake import take_in  # noqa: E402
+from oneflare.plain import plain  # noqa: E402
 from oneflare.report.federation import write_card, write_federation_page  # noqa: E402
 from oneflare.upload import SIZE_LIMIT  # noqa: E402
 
@@ -101,7 +102,7 @@ def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], No
     write_json(settings.federation / "flower.json", report)
     for verdict in intake.verdicts:
         if verdict.status != "in":
-            say(f"{verdict.member or verdict.file} is left out ({verdict.status}): {verdict.reason}")
+            say(f"{verdict.who} ({verdict.file}) is left out ({verdict.status}): {verdict.reason}")
     say(f"in: {', '.join(sorted(present)) or 'nobody'}; missing: {', '.join(missing) or 'nobody'}")
     if len(present) < settings.min_members:
         reasons = "; ".join(gathered.left_out.values())
@@ -109,7 +110,8 @@ def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], No
             f"{len(present)} usable uploads, but min-members is {settings.min_members}; nothing was fused"
             + (f" ({reasons})" if reasons else "")
         )
-    fused = fuse_federation(settings.federation, uploads=inbox, test=held_out, say=say)
+    rules = Rules(keep=True, min_members=settings.min_members)
+    fused = fuse_federation(settings.federation, uploads=inbox, rules=rules, test=held_out, say=say)
     write_card(fused)
     write_federation_page(fused)
     for name, fusion in fused.content["fusions"].items():
@@ -131,7 +133,7 @@ def _collect(grid: Grid, charter: Charter, settings: Settings, inbox: Path, say:
         if len(upload) > SIZE_LIMIT:
             raise UploadError(f"the upload has {len(upload)} bytes, more than the limit of {SIZE_LIMIT}")
         write_bytes(inbox / f"node-{node}.safetensors", upload)
-        say(f"node {node} ({facts.get('member')!s:.64}): {len(upload)} bytes")
+        say(f"node {node} ({plain(facts.get('member'), 64)}): {len(upload)} bytes")
 
     return gather(
         grid,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from oneflare.charter import Charter, short
 from oneflare.coordinator import Fused
 from oneflare.files import write_text
+from oneflare.intake import named
+from oneflare.plain import markdown
 from oneflare.report import figures
 
 FEW = 20
@@ -34,6 +36,8 @@ def write_federation_page(fused: Fused) -> Path:
         content=content,
         fingerprint=short(fused.charter.fingerprint),
         limits=limits(fused.charter, content),
+        change=change_lines(content["change"]),
+        named=named,
         figure=None if None in tables else _owners(tables, content["classes"]),
         terms=fused.charter.to_yaml(),
     )
@@ -91,6 +95,20 @@ def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
     return lines
 
 
+def change_lines(change: Mapping[str, Any] | None) -> list[str]:
+    """What is different from the fusion before, and what that means for whoever uses the model."""
+    if change is None:
+        return []
+    lines = [
+        f"{title} since the fusion of {change['since'][:16].replace('T', ' ')} UTC: {_listed(change[key])}."
+        for key, title in (("came", "New"), ("gone", "Gone"), ("renewed", "With another upload"))
+        if change[key]
+    ]
+    if change["lost_classes"]:
+        lines.append(f"Nobody who is left has images of: {_listed(change['lost_classes'])}.")
+    return lines
+
+
 def _privacy(charter: Charter) -> str:
     if charter.terms.trains:
         return "Uploads are trained weights: they hold no image, but no formal privacy is promised for them."
@@ -112,13 +130,13 @@ def card(charter: Charter, content: dict[str, Any]) -> str:
         "",
         "## Expected use",
         "",
-        _escaped(charter.use.strip()) or "Not stated. Ask the coordinator before using it.",
+        markdown(charter.use.strip()) or "Not stated. Ask the coordinator before using it.",
         "",
-        f"Classes: {_listed([_escaped(name) for name in charter.classes])}.",
+        f"Classes: {_listed([markdown(name) for name in charter.classes])}.",
         "",
         "## Limits",
         "",
-        *(f"- {_escaped(line)}" for line in limits(charter, content)),
+        *(f"- {markdown(line)}" for line in limits(charter, content)),
         "",
         "## Members",
         "",
@@ -135,11 +153,13 @@ def card(charter: Charter, content: dict[str, Any]) -> str:
     for title, names in (("Missing", content["missing"]), ("Removed", list(content["removed"]))):
         if names:
             lines += [f"{title}: {_listed(names)}.", ""]
+    for text in change_lines(content["change"]):
+        lines += [markdown(text), ""]
     left_out = [verdict for verdict in content["verdicts"] if verdict["status"] in ("refused", "late")]
     for verdict in left_out:
-        who = verdict["member"] or "unknown"
+        who = named(verdict)
         name = Path(verdict["file"]).name
-        lines.append(f"- left out: {_escaped(who)} ({_escaped(name)}): {_escaped(verdict['reason'])}")
+        lines.append(f"- left out: {markdown(who)} ({markdown(name)}): {markdown(verdict['reason'])}")
     if left_out:
         lines.append("")
     lines += [
@@ -186,10 +206,3 @@ def _listed(names: Sequence[str]) -> str:
 def _spec(spec: dict[str, Any]) -> str:
     options = ", ".join(f"{key} {value}" for key, value in spec.items() if key != "name" and value is not None)
     return f"{spec['name']} ({options})" if options else str(spec["name"])
-
-
-def _escaped(text: str) -> str:
-    """Text of others, harmless in Markdown."""
-    for mark in "\\`*_[]<>|#":
-        text = text.replace(mark, "\\" + mark)
-    return " ".join(text.split())
