@@ -128,6 +128,11 @@ class Charter(Section):
         terms = resolve(self.experiment, given, {"train": {"snapshots": 0}})
         if terms.encoder["name"] == CUSTOM:
             raise ConfigError("experiment.encoder: members need an encoder by name; see `oneflare run --help`")
+        if terms.objective.public_bank:
+            raise ConfigError(
+                f"experiment.objective.bank: method {terms.method} trains with public images, and a charter cannot "
+                "carry any; choose another method, or run it as a simulation"
+            )
         if terms.upload.statistics_noise_seed is not None:
             raise ConfigError("experiment.upload.statistics_noise_seed: noise that others can redraw hides nothing")
         return terms
