@@ -114,7 +114,9 @@ def test_one_is_tampered_with_and_named_the_others_go_on(hospitals, federation):
 
 
 def test_a_late_member_gives_what_a_fresh_fusion_gives(hospitals, federation, tmp_path):
-    fuse_federation(federation, uploads=inbox(hospitals, tmp_path / "two", "north", "south"), rules=Rules(min_members=2))
+    fuse_federation(
+        federation, uploads=inbox(hospitals, tmp_path / "two", "north", "south"), rules=Rules(min_members=2)
+    )
     before = (federation / "model.safetensors").read_bytes()
     added = fuse_federation(federation, add=[hospitals / "east" / "upload.safetensors"])
     assert [member["name"] for member in added.content["members"]] == list(NAMES)
@@ -179,7 +181,9 @@ def test_mistakes_of_the_coordinator_are_one_line(words, message, federation, ca
 
 
 def test_removing_a_stranger_is_answered_with_a_suggestion(hospitals, federation, tmp_path, capsys):
-    fuse_federation(federation, uploads=inbox(hospitals, tmp_path / "two", "north", "south"), rules=Rules(min_members=2))
+    fuse_federation(
+        federation, uploads=inbox(hospitals, tmp_path / "two", "north", "south"), rules=Rules(min_members=2)
+    )
     code, _, err = typed(capsys, "server", "fuse", str(federation), "--remove", "nroth")
     assert code == 2
     assert "did you mean 'north'" in err
