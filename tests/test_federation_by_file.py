@@ -83,10 +83,8 @@ def assert_same_model(left: Path, right: Path) -> None:
 def test_one_is_tampered_with_and_named_the_others_go_on(hospitals, federation):
     box = inbox(hospitals, federation.parent / "inbox", *NAMES)
     flip_a_byte(box / "east.safetensors")
-    outcome = oneflare(
-        "server", "fuse", str(federation), "--uploads", str(box), "--test", str(hospitals / "test"), "--min-members", "2",
-        cwd=hospitals,
-    )  # fmt: skip
+    words = ["--uploads", str(box), "--test", str(hospitals / "test"), "--min-members", "2"]
+    outcome = oneflare("server", "fuse", str(federation), *words, cwd=hospitals)
     assert outcome.returncode == 0, outcome.stderr
     content = json.loads((federation / "result.json").read_text())
     assert [member["name"] for member in content["members"]] == ["north", "south"]
