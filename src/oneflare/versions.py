@@ -85,6 +85,8 @@ def install(
     content: the new result. Afterwards there is no file of a member that was removed, nor a model of another fusion.
     """
     old = files.last()
+    for name, upload in uploads.items():
+        _stage(files, name, upload.path)
     forget(files, removed)
     if old is not None and _differs(old, content) and not _includes(old, removed) and _whole(files, old):
         _set_aside(files)
@@ -93,14 +95,24 @@ def install(
         target.parent.mkdir(exist_ok=True)
         source.replace(target)
     current = {row["model"] for row in content["fusions"].values()}
-    for path in sorted(files.models.glob("*.safetensors")):
+    current |= {f"{MEMBERS}/{name}.safetensors" for name in uploads}
+    for path in [*files.kept(), *sorted(files.models.glob(UPLOADS))]:
         if str(path.relative_to(files.folder)) not in current:
             path.unlink()
-    _keep(files, uploads)
     newest = {name: when for name, when in files.known().newest.items() if name not in removed}
     newest |= {name: str(upload.manifest["created"]) for name, upload in uploads.items()}
     write_json(files.state, {"removed": dict(removed), "newest": newest})
     write_json(files.result, content)
+
+
+def _stage(files: FederationFiles, name: str, path: Path) -> None:
+    """A copy of an upload beside the models, before any file is touched: it may itself lie in `previous/`."""
+    target = files.next / MEMBERS / f"{name}.safetensors"
+    target.parent.mkdir(exist_ok=True)
+    if path.resolve().is_relative_to(files.folder.resolve()):
+        _second_name(path, target)
+    else:
+        write_bytes(target, path.read_bytes())
 
 
 def forget(files: FederationFiles, removed: Collection[str]) -> None:
@@ -167,14 +179,3 @@ def _second_name(path: Path, target: Path) -> None:
         os.link(path, target)
     except OSError:
         write_bytes(target, path.read_bytes())
-
-
-def _keep(files: FederationFiles, uploads: Mapping[str, Upload]) -> None:
-    """Copies of what was fused and of nothing else: who left, leaves no file behind."""
-    for name, upload in uploads.items():
-        target = files.member(name)
-        if not (target.exists() and target.samefile(upload.path)):
-            write_bytes(target, upload.path.read_bytes())
-    for path in files.kept():
-        if path.stem not in uploads:
-            path.unlink()

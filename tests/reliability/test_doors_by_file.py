@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -68,7 +69,10 @@ def test_an_attacker_cannot_have_somebody_else_suspected(office, keys):
         outcome = fuse(office, "--uploads", "inbox", "--min-members", "4")
         assert outcome.returncode == 0
         assert "suspect" not in outcome.stderr
-        assert "has client number" in " ".join(outcome.stdout.split())
+        result = json.loads((office / "federation" / "result.json").read_text())
+        (refused,) = [verdict for verdict in result["verdicts"] if verdict["status"] != "in"]
+        assert refused["member"] is None
+        assert f"has client number {charter.client(name)}, but mallory's is" in refused["reason"]
     poisoned(charter, office / "inbox" / "mallory.safetensors", keys["mallory"], charter.client("mallory"))
     outcome = fuse(office, "--uploads", "inbox")
     assert "mallory is suspect" in outcome.stderr

@@ -191,3 +191,13 @@ def test_admitting_six_members_at_once_loses_none(federation, tmp_path, capsys):
         thread.join()
     assert failed == []
     assert set(read_charter(federation).members) == {*NAMES, *"abcdef"}
+
+
+def test_the_version_before_can_be_made_again_from_what_is_kept(federation):
+    before = content_of(federation)
+    fuse_federation(federation, uploads=spoil(federation, "east", "north"), rules=Rules(min_members=1))
+    fuse_federation(federation, uploads=federation / "previous" / "members")
+    after = content_of(federation)
+    for name in ("model.safetensors", "models/ensemble.safetensors", "members/east.safetensors"):
+        assert after[name] == before[name]
+    assert names_of(json.loads(after["previous/result.json"])) == ["south"]
