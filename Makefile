@@ -27,8 +27,10 @@ imports: $(STAMP)
 browser: $(STAMP)
 	-$(BIN)/python tests/browser.py
 
+# What rests on rounding is run a second time with the instructions of an older processor.
 unit: $(STAMP) browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not soak"
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) -m "numeric and not soak"
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m soak

@@ -26,7 +26,7 @@ class LoudestRule:
         return torch.full((images, self.prototypes.shape[1]), -2.0)
 
     def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
-        scores = features @ self.prototypes[member].T
+        scores = F.normalize(features, dim=1) @ self.prototypes[member].T
         louder = scores.max(1).values > state[rows].max(1).values
         state[rows] = torch.where(louder[:, None], scores, state[rows])
 

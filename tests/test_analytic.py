@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import TINY
+from conftest import TINY, same_answers
 from oneflare.companions import calibrate, hold_out
 from oneflare.config import DataConfig
 from oneflare.data import ClientData, load
@@ -151,6 +151,7 @@ def fuse(uploads, **options):
     return build_fusion({"name": "analytic", **options}).fuse(uploads)
 
 
+@pytest.mark.numeric
 def test_two_partitions_give_the_same_predictions(tmp_path):
     data = {"data": {"train_size": 1438, "test_size": 359}}
     splits = [
@@ -171,6 +172,7 @@ def test_two_partitions_give_the_same_predictions(tmp_path):
     assert expected_calibration_error(first.softmax(1), DIGITS.test.labels) < 0.05
 
 
+@pytest.mark.numeric
 def test_unlearning_a_client_is_fusing_without_it(tmp_path):
     uploads = uploads_of(tmp_path)
     rest = UploadSet(uploads.uploads[:1] + uploads.uploads[2:], uploads.contract, uploads.template)
@@ -203,7 +205,7 @@ def test_the_model_is_saved_and_loaded(tmp_path, options):
     again = load_model(tmp_path / "model.safetensors")
     images = DIGITS.test.images[:40]
     assert torch.equal(again.logits(images), model.logits(images))
-    assert torch.equal(again.predict(images), model.predict(images, batch_size=7))
+    assert same_answers(model.predict(images, batch_size=7), again.logits(images))
     assert torch.allclose(again.predict_proba(images).sum(1), torch.ones(40))
     assert again.cost == model.cost
     assert model.cost.forward_passes == 1
@@ -351,7 +353,7 @@ def test_the_combination_is_saved_and_loaded(both, tmp_path, embed):
     again = load_model(tmp_path / "model.safetensors")
     images = DIGITS.test.images[:30]
     assert torch.equal(again.logits(images), model.logits(images))
-    assert torch.equal(model.predict(images, batch_size=7), model.predict(images))
+    assert same_answers(model.predict(images, batch_size=7), model.logits(images))
     assert again.cost == model.cost
     assert model.cost.forward_passes == 4
 

@@ -55,6 +55,7 @@ def test_schedules_run_on_global_progress(tmp_path):
         assert row["lr"] == pytest.approx(0.05 * (1 - row["progress"]))
 
 
+@pytest.mark.numeric
 def test_interrupted_training_resumes_bit_for_bit(tmp_path):
     made = federation(tmp_path, {"epochs": 6, "train": {"checkpoint_seconds": 0, "snapshots": 2}})
     data = made.client_data(1)
@@ -153,6 +154,17 @@ def test_bfloat16_trains_where_the_processor_can(tmp_path):
         pytest.skip("this processor dies of bfloat16 convolutions (measured in a child process)")
     made = federation(tmp_path, {"train": {"precision": "bfloat16"}})
     assert train_client(job_of(made, 0, tmp_path / "c"), made.client_data(0)).status == "trained"
+
+
+def test_training_goes_on_in_the_precision_of_its_checkpoint(tmp_path):
+    """Also where the machine would decide otherwise by now."""
+    made = federation(tmp_path, {"train": {"precision": "float32"}})
+    training = build_training(job_of(made, 0, tmp_path / "c"), made.client_data(0))
+    training.load_state_dict(training.state_dict() | {"precision": "bfloat16"})
+    assert training.precision == torch.bfloat16
+    earlier = {name: value for name, value in training.state_dict().items() if name != "precision"}
+    training.load_state_dict(earlier)
+    assert training.precision == torch.bfloat16
 
 
 def test_trace_is_plain_json_lines(tmp_path):

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import TINY
-from oneflare.client import ClientFiles, ClientJob, train_client
-from oneflare.cohort import MOST_CLIENTS, MOST_SAMPLES, cohorts, train_cohort
+from oneflare.client import ClientFiles, train_client
+from oneflare.cohort import MOST_CLIENTS, MOST_SAMPLES, cohorts, supports, train_cohort
 from oneflare.data import ClientData, Split, load
 from oneflare.federation import Federation, RunFiles
 from oneflare.methods.resolve import resolve
+from oneflare.nn.hardware import bfloat16_speedup
+from oneflare.stages import run_experiment
 
 
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=200), image=st.sampled_from([8, 32]))
@@ -39,24 +43,28 @@ def clients(folder, method, number=4, samples=5, **layer):
     split = federation.dataset.train
     rows = [torch.arange(samples) + samples * client for client in range(number)]
     data = [ClientData.of(split.take(part), 10) for part in rows]
-    jobs = [ClientJob(experiment, federation.contract, client, folder / str(client), False) for client in range(number)]
-    return jobs, data
+    return [replace(federation.job(client), folder=folder / str(client)) for client in range(number)], data
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fafi", "etf_annealed", "flare"])
-@pytest.mark.parametrize("batch", [2, 32])
-def test_together_equals_one_after_another(tmp_path, method, batch):
-    jobs, data = clients(tmp_path / "a", method, **{"train.batch_size": batch, "train.weight_decay": 1e-3})
+EVERY = [(method, batch, "float32") for method in ("fedavg", "fafi", "etf_annealed", "flare") for batch in (2, 32)]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(("method", "batch", "precision"), [*EVERY, ("fafi", 32, "bfloat16"), ("flare", 2, "bfloat16")])
+def test_together_equals_one_after_another(tmp_path, method, batch, precision):
+    """In every precision: cohorts compute the same, or leave it to plain training."""
+    layer = {"train.batch_size": batch, "train.weight_decay": 1e-3, "train.precision": precision, "train.lr": 0.07}
+    layer["train.schedule"] = {"name": "cosine"}
+    if precision == "bfloat16" and bfloat16_speedup(torch.device("cpu")) == 0:
+        pytest.skip("this processor cannot train in bfloat16")
+    jobs, data = clients(tmp_path / "a", method, **layer)
     alone = [train_client(job, part) for job, part in zip(jobs, data, strict=True)]
-    jobs, data = clients(tmp_path / "b", method, **{"train.batch_size": batch, "train.weight_decay": 1e-3})
+    jobs, data = clients(tmp_path / "b", method, **layer)
     together = train_cohort(jobs, data)
     for one, other in zip(alone, together, strict=True):
-        assert (one.client, one.samples, one.classes, one.status) == (
-            other.client,
-            other.samples,
-            other.classes,
-            "trained",
-        )
+        for name in ("client", "samples", "classes", "status", "peak_lr", "stable_lr", "precision"):
+            assert getattr(one, name) == getattr(other, name), name
+        assert (other.status, other.peak_lr, other.precision) == ("trained", 0.07, precision)
         assert other.lambda_raw_max == pytest.approx(one.lambda_raw_max, rel=1e-3)
     for client in range(len(jobs)):
         first, second = (ClientFiles(tmp_path / name / str(client)) for name in "ab")
@@ -65,6 +73,45 @@ def test_together_equals_one_after_another(tmp_path, method, batch):
             assert row_together == pytest.approx(row, rel=2e-2, abs=2e-2)
         assert second.upload.exists()
         assert second.snapshot(2).exists()
+
+
+def test_a_run_says_what_its_clients_were_trained_in(tmp_path):
+    """Five samples each of 8 x 8 images would train together, which is float32 alone."""
+    if bfloat16_speedup(torch.device("cpu")) == 0:
+        pytest.skip("this processor cannot train in bfloat16")
+    split = {"partition": {"kind": "iid", "clients": 6}, "data": {"train_size": 30}, "workers": 2}
+    for precision in ("float32", "bfloat16"):
+        result = run_experiment(resolve(TINY, split, {"train.precision": precision}), tmp_path / precision).content
+        assert result["precision"] == precision
+        assert [client["precision"] for client in result["clients"]] == [precision] * 6
+        assert [client["peak_lr"] for client in result["clients"]] == [0.05] * 6
+    traces = [
+        [RunFiles(tmp_path / precision).client(client).read_trace()[-1]["local"] for client in range(6)]
+        for precision in ("float32", "bfloat16")
+    ]
+    assert all(one != pytest.approx(other, rel=1e-5) for one, other in zip(*traces, strict=True))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"method": "analytic"},
+        {"method": "flare_analytic"},
+        {"train.precision": "bfloat16"},
+        {"train.thermostat": 0.1},
+        {"train.check_lr": True},
+        {"train.holdout": 0.2},
+        {"method": "fedprox"},
+    ],
+)
+def test_cohorts_say_what_they_support(tmp_path, layer):
+    def job(**more):
+        experiment = resolve(TINY, {"method": "flare"}, more)
+        return Federation.build(experiment, RunFiles(tmp_path), load(experiment.data), None, None).job(0)
+
+    assert supports(job())
+    assert not supports(job(**layer))
+    assert not supports(replace(job(), encoder=torch.nn.Flatten()))
 
 
 def test_a_cohort_is_repeatable_and_not_repeated(tmp_path):

@@ -202,3 +202,14 @@ def test_how_to_pages_and_examples_mirror_each_other():
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(mirrored)
     for example, page in mirrored.items():
         assert f"examples/{example}" in (ROOT / "docs" / page).read_text(), f"{page} does not name {example}"
+
+
+FIGURES = re.compile(r"accuracy \d+\.\d %|│.*\d\.\d")
+
+
+def test_pages_that_print_figures_say_that_processors_differ():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    printing = [page for page in pages if FIGURES.search(page.read_text())]
+    assert len(printing) >= 5
+    silent = [page.name for page in printing if "differ between processors" not in " ".join(page.read_text().split())]
+    assert silent == [], "these pages print figures and do not say that they differ between processors"

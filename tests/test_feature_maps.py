@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from oneflare.errors import ConfigError
 from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
-from oneflare.nn.feature_maps import RandomConv, soft_cells, synthetic_filters
+from oneflare.nn.feature_maps import Bounded, RandomConv, soft_cells, synthetic_filters
 
 
 def images(number, channels, size, seed=0):
@@ -27,11 +27,21 @@ def test_any_image_of_8_to_64_pixels_has_finite_features(channels, size, mirror)
         assert torch.equal(features(pixels.float() / 255), phi)
 
 
-def test_features_do_not_depend_on_neighbours():
-    features = RandomConv(3, 16, filters=7, mirror=True)
-    pixels = images(19, 3, 16)
+@pytest.mark.numeric
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 16), (3, 32)])
+@pytest.mark.parametrize("filters", [1, 7, 51, 64])
+@pytest.mark.parametrize("mirror", [True, False])
+def test_features_do_not_depend_on_neighbours(channels, size, filters, mirror):
+    """Bit for bit, at every place of a batch and beside every image, whatever the number of filters."""
+    features = RandomConv(channels, size, filters=filters, mirror=mirror)
+    pixels = images(19, channels, size)
     together = features(pixels)
+    for places in (range(19), reversed(range(19)), [*range(5, 19), *range(5)]):
+        order = torch.tensor(list(places))
+        assert torch.equal(features(pixels[order]), together[order])
     assert torch.equal(torch.cat([features(pixels[:3]), features(pixels[3:4]), features(pixels[4:])]), together)
+    bounded = Bounded(features, 1.0)
+    assert torch.equal(torch.cat([bounded(pixels[:1]), bounded(pixels[1:])]), bounded(pixels))
 
 
 def test_a_mirrored_image_has_the_same_features():

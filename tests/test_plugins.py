@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
+
+from oneflare.files import write_json
+from oneflare.nn import bfloat16
+from oneflare.nn.bfloat16 import measured, reference
 
 MODULE = '''
 import torch
@@ -199,7 +206,23 @@ def test_doctor_tells_what_is_there(tmp_path):
     assert content["free_bytes"] > 0
     read = oneflare(tmp_path, "doctor")
     assert "digits" in read.stdout
+    assert re.search(r"bfloat16 .*measured \d{4}-\d\d-\d\d with torch", read.stdout)
     assert "ONEFLARE_DATA" in read.stdout or str(tmp_path) in read.stdout
+
+
+def test_doctor_measures_bfloat16_again_when_asked(tmp_path):
+    cache = tmp_path / "oneflare" / "bfloat16.json"
+    figure = measured(reference())
+    wrong = dataclasses.replace(figure, speedup=99.0, spread=0.0, measured=datetime.now(UTC).isoformat())
+    write_json(cache, {bfloat16._key(reference()): dataclasses.asdict(wrong)})
+
+    def told(*words):
+        answer = oneflare(tmp_path, "doctor", "--json", *words, XDG_CACHE_HOME=str(tmp_path))
+        return json.loads(answer.stdout)["bfloat16"][0]["speedup"]
+
+    assert told() == 99.0
+    assert told("--again") < 50
+    assert told() < 50
 
 
 def test_verbose_shows_where_an_error_was_raised(tmp_path):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oneflare.config import DataConfig
@@ -38,6 +38,8 @@ def test_statistics_are_the_sums_they_are_called():
     assert torch.equal(WHOLE.counts, onehot.sum(0))
 
 
+@pytest.mark.numeric
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 6), min_size=300, max_size=300))
 def test_the_sum_over_any_partition_is_the_whole(owners):
     owners = torch.tensor(owners)

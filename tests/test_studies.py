@@ -23,7 +23,7 @@ from oneflare.study.cells import make_plan, unique_cells
 from oneflare.study.declare import read_declaration
 from oneflare.study.execute import Outcome, Watcher, is_complete, run_cells
 from oneflare.study.findings import rounded
-from oneflare.study.headline import END, START, headline, with_headline
+from oneflare.study.headline import END, MEASURED_AGAIN, START, headline, with_headline
 from oneflare.study.markdown import to_markdown
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
@@ -321,14 +321,17 @@ def test_the_readme_shows_the_results():
 
 
 def test_kept_results_agree_with_their_markdown():
-    paths = sorted(ROOT.glob("results/*/smoke.json")) + sorted(ROOT.glob("results/*/small.json"))
-    assert paths
-    for path in paths:
+    for path in sorted(ROOT.glob("results/*/smoke.json")) + sorted(ROOT.glob("results/*/small.json")):
         content = read_json(path)
         assert path.with_suffix(".md").read_text() == to_markdown(content), path
         for cell in content["cells"]:
             if cell["accuracies"]:
                 assert cell["mean"] == pytest.approx(np.mean(cell["accuracies"]), abs=1e-5)
+
+
+def test_a_headline_without_results_says_that_they_are_being_measured(tmp_path):
+    assert headline(tmp_path) == MEASURED_AGAIN
+    assert (ROOT / "results" / "README.md").exists()
 
 
 def test_the_headline_takes_the_largest_scale(tiny, tmp_path):

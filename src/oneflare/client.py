@@ -24,7 +24,7 @@ from oneflare.data import Augmentation, ClientData
 from oneflare.errors import RunError, TrainingError
 from oneflare.files import load_state, read_json, save_state, write_json, write_text
 from oneflare.nn import PrototypeNetwork, Target, build_anchors, build_target, freeze_prototypes, initial_network
-from oneflare.nn.hardware import choose_device, choose_precision, one_thread
+from oneflare.nn.hardware import PRECISIONS, Workload, choose_device, choose_precision, one_thread, precision_name
 from oneflare.objective import (
     Bank,
     Batch,
@@ -65,6 +65,8 @@ class ClientSummary:
     peak_lr: float = 0.0
     stable_lr: float | None = None
     """2/L at the start, where train.check_lr asked for it"""
+    precision: str = ""
+    """float32 or bfloat16; empty where nothing was trained"""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -122,7 +124,8 @@ class LocalTraining:
     ) -> None:
         """stream: (seed, client), the name of this client's random numbers."""
         self.device = choose_device(train.device)
-        self.precision = choose_precision(train.precision, self.device, augmentation.image.size)
+        workload = Workload(network.encoder, augmentation.image.channels, augmentation.image.size)
+        self.precision = choose_precision(train.precision, self.device, workload)
         self.network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.data = data
         self.augmentation = augmentation
@@ -263,6 +266,7 @@ class LocalTraining:
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
+            "precision": precision_name(self.precision),
             "network": dict(self.network.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "controller": self.controller.state_dict(),
@@ -272,6 +276,7 @@ class LocalTraining:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch = int(state["epoch"])
+        self.precision = PRECISIONS.get(state.get("precision", ""), self.precision)
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.controller.load_state_dict(state["controller"])
@@ -297,6 +302,9 @@ def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module 
 def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
     experiment, contract = job.experiment, job.contract
     network = shared_start(experiment, contract, job.encoder)
+    train = experiment.train
+    if job.precision is not None:
+        train = train.model_copy(update={"precision": job.precision})
     public = load_state(job.bank)["features"] if job.bank is not None and job.bank.exists() else None
     return LocalTraining(
         network,
@@ -305,7 +313,7 @@ def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
         build_controller(experiment.controller, ClientFacts(tuple(data.counts.tolist()))),
         build_target(contract.anchors, network.prototypes),
         experiment.objective,
-        experiment.train,
+        train,
         (experiment.seed, job.client),
         build_bank(experiment.objective.bank, contract.dim, public),
     )
@@ -365,14 +373,13 @@ def _train(job: ClientJob, data: ClientData, files: ClientFiles, observe: EpochO
             save_state(files.checkpoint, state)
             saved = time.monotonic()
     seconds = seconds_before + time.monotonic() - started
-    summary = finish_client(job, files, training.network, data, trace, seconds, companions)
-    return replace(summary, peak_lr=training.peak_lr, stable_lr=stable)
+    return replace(finish_client(job, files, training, data, trace, seconds, companions), stable_lr=stable)
 
 
 def finish_client(
     job: ClientJob,
     files: ClientFiles,
-    network: PrototypeNetwork,
+    training: LocalTraining,
     data: ClientData,
     trace: list[dict[str, float]],
     seconds: float,
@@ -380,7 +387,7 @@ def finish_client(
 ) -> ClientSummary:
     """Write trace and upload of a trained client; the summary is left to the caller, because it marks completion."""
     write_text(files.trace, "".join(json.dumps(row) + "\n" for row in trace))
-    send(files.upload, job, network, data, int(trace[-1]["epoch"]), companions)
+    send(files.upload, job, training.network, data, int(trace[-1]["epoch"]), companions)
     return ClientSummary(
         client=job.client,
         status="trained",
@@ -392,6 +399,8 @@ def finish_client(
         lambda_effective_final=trace[-1]["lambda_effective"],
         accuracy_own=trace[-1]["accuracy"],
         conflicts=sum(row.get("conflicts", 0.0) for row in trace) / len(trace),
+        peak_lr=training.peak_lr,
+        precision=precision_name(training.precision),
     )
 
 

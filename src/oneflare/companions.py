@@ -36,6 +36,8 @@ class ClientJob:
     """the teacher's features of the public images, where the objective has a public bank"""
     secret: int | None = None
     """seed of the noise on class counts; simulations use the experiment's, which the server knows"""
+    precision: str | None = None
+    """float32 or bfloat16, as the run decided for all its clients; None: the machine that trains decides"""
 
 
 @dataclass(frozen=True)

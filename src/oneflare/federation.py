@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from oneflare._version import __version__
 from oneflare.client import ClientFiles, ClientJob, ClientSummary, shared_start, snapshot_epochs
-from oneflare.cohort import cohorts, train_cohort
+from oneflare.cohort import cohorts, supports, train_cohort
 from oneflare.config import Experiment
 from oneflare.data import ClientData, Dataset, ImageSpec, Partition, split_clients
 from oneflare.data.partition import partition_of
@@ -28,7 +28,7 @@ from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all,
 from oneflare.fusion.workspace import Workspace
 from oneflare.metrics import diagnose, retention, score
 from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
-from oneflare.nn.hardware import choose_device, choose_precision
+from oneflare.nn.hardware import Workload, choose_device, choose_precision, precision_name
 from oneflare.privacy import Privacy
 from oneflare.statistics import Plan
 from oneflare.teacher import teacher_features
@@ -143,6 +143,15 @@ class Federation:
             return 1
         return self.experiment.workers or default_workers()
 
+    @cached_property
+    def precision(self) -> str:
+        """Of all clients of this run: decided here once, so that workers do not decide for themselves."""
+        if not self.experiment.trains:
+            return "float32"
+        image, train = self.dataset.image, self.experiment.train
+        workload = Workload(self.template().encoder, image.channels, image.size)
+        return precision_name(choose_precision(train.precision, choose_device(train.device), workload))
+
     def template(self) -> PrototypeNetwork:
         return shared_start(self.experiment, self.contract, self.encoder)
 
@@ -180,11 +189,7 @@ class Federation:
     def _train_here(self, observer: Observer) -> list[ClientSummary]:
         """In worker processes; small clients share a batch of models."""
         sizes = self.partition.sizes
-        train = self.experiment.train
-        more = train.thermostat or train.check_lr or train.holdout or self.contract.statistics is not None
-        more = more or self.experiment.objective.systems
-        alone = self.on_gpu or self.encoder is not None or more or not self.experiment.trains
-        together = 1 if alone else train.cohort
+        together = self.experiment.train.cohort if supports(self.job(0)) else 1
         groups = cohorts(sizes, self.dataset.image.size, together)
 
         def seen(group: list[int], message: tuple[int, int, dict[str, float]]) -> None:
@@ -231,7 +236,16 @@ class Federation:
     def job(self, client: int) -> ClientJob:
         folder = self.files.client(client).folder
         bank = self.files.bank if self.experiment.objective.public_bank else None
-        return ClientJob(self.experiment, self.contract, client, folder, self.dataset.flip, self.encoder, bank)
+        return ClientJob(
+            self.experiment,
+            self.contract,
+            client,
+            folder,
+            self.dataset.flip,
+            self.encoder,
+            bank,
+            precision=self.precision,
+        )
 
     def collect(self, summaries: Sequence[ClientSummary], observer: Observer, epoch: int | None = None) -> UploadSet:
         """Read and verify the uploads of all trained clients; one that is refused is named and left out."""
@@ -360,7 +374,6 @@ class Federation:
     def result(self, summaries: Sequence[ClientSummary], uploads: UploadSet) -> dict[str, Any]:
         experiment = self.experiment
         device = choose_device(experiment.train.device)
-        precision = choose_precision(experiment.train.precision, device, self.dataset.image.size)
         return {
             "oneflare": __version__,
             "method": experiment.method,
@@ -382,7 +395,8 @@ class Federation:
             "anchors": {**self.contract.anchors, "worst_cosine": self.worst_cosine},
             "epochs": experiment.epochs,
             "device": device.type,
-            "precision": str(precision).removeprefix("torch."),
+            "precision": ", ".join(sorted({summary.precision for summary in summaries if summary.precision}))
+            or self.precision,
             "headline": experiment.fusions[0]["name"],
             "fusions": {spec["name"]: read_json(self.files.metrics(spec["name"])) for spec in experiment.fusions},
             "diagnostics": read_json(self.files.diagnostics) if self.contract.deep else None,

@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed that depends on every part of the name."""
-    text = "/".join([str(seed), *map(str, purpose)])
+    """A 63-bit seed that depends on every part of the name, and on where one part ends and the next begins.
+
+    A slash within a part is escaped, so `("a", 1)` and `("a/1",)` are two streams. Parts are compared as text: 1 and
+    "1" are the same part.
+    """
+    text = "/".join(_escaped(str(part)) for part in (seed, *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _escaped(part: str) -> str:
+    return part.replace("\\", "\\\\").replace("/", "\\/")
 
 
 def torch_generator(seed: int, *purpose: str | int) -> torch.Generator:

@@ -14,7 +14,7 @@ from conftest import TINY
 from oneflare.charter import FILE
 from oneflare.coordinator import fuse_federation
 from oneflare.fusion import build_fusion
-from oneflare.fusion.suspects import agreement, capped, judge, shortened, way_cosine
+from oneflare.fusion.suspects import agreement, capped, evened, judge, way_cosine
 from oneflare.methods.resolve import resolve
 from oneflare.study.attacks import ATTACKS, BUDGET, KINDS, NOBODY, attack_study, build_scene, write_study
 from oneflare.study.audit import audit_run
@@ -67,7 +67,7 @@ def test_agreement_is_a_weighted_correlation_of_answers():
     total, weight = 0.0, 0.0
     for other in range(1, MEMBERS):
         w = (shares[0] * shares[other]).sqrt()
-        a, b = (features[i] @ unit[i].T for i in (0, other))
+        a, b = (F.normalize(features[i], dim=1) @ unit[i].T for i in (0, other))
         a, b = a - a.mean(0), b - b.mean(0)
         correlation = (w * a * b).sum() / ((w * a**2).sum() * (w * b**2).sum()).sqrt()
         total += float(w.sum() * correlation)
@@ -81,7 +81,7 @@ def test_honest_members_are_not_suspected():
         assert judge(list(range(MEMBERS)), *honest_members(seed)) == []
 
 
-@pytest.mark.parametrize("lie", ["sign", "order", "length", "labels", "random"])
+@pytest.mark.parametrize("lie", ["sign", "order", "length", "loud", "labels", "random"])
 def test_a_liar_is_found_and_named(lie):
     features, prototypes, counts, *way = honest_members()
     if lie == "sign":
@@ -90,6 +90,8 @@ def test_a_liar_is_found_and_named(lie):
         prototypes[2] = prototypes[2].roll(1, 0)
     elif lie == "length":
         prototypes[2] *= 100
+    elif lie == "loud":
+        features[2] *= 10
     elif lie == "labels":  # same prototypes, but images lead to the wrong ones
         features[2] = -features[2]
     else:
@@ -113,7 +115,7 @@ def test_claims_beyond_the_cap_count_as_the_median_and_lengths_are_cut():
     assert excessive.tolist() == [False, False, False, True]
     assert capped(torch.tensor([1.0, 1000.0]), 10.0)[0].tolist() == [1, 1000]
     rows = torch.ones(3, 2, 4) * torch.tensor([1.0, 1.0, 3.0]).view(3, 1, 1)
-    assert torch.allclose(shortened(rows)[2], torch.full((2, 4), 2.0))
+    assert torch.allclose(evened(rows)[2], torch.full((2, 4), 2.0))
 
 
 def test_among_honest_members_robust_is_count_prototypes(tiny_uploads):

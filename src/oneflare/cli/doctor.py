@@ -17,15 +17,27 @@ EXTRAS = {
 LOW_SPACE = 1 << 30
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Forget how fast bfloat16 was measured to be on this machine, and measure it again."
+        ),
+    ] = False,
+) -> None:
     """Look at this machine: versions, device, bfloat16, extras, data found, disk space.
 
     [bold]Example[/bold]
 
       oneflare doctor
+      oneflare doctor --again
     """
     from oneflare.cli import show
+    from oneflare.nn.bfloat16 import forget
 
+    if again:
+        forget()
     content = examine()
     if json:
         show.as_json(content)
@@ -39,6 +51,7 @@ def examine() -> dict[str, object]:
     import os
     import platform
     import shutil
+    from dataclasses import asdict
     from importlib.metadata import version
     from importlib.util import find_spec
     from pathlib import Path
@@ -46,6 +59,7 @@ def examine() -> dict[str, object]:
     from oneflare._version import __version__
     from oneflare.data.sources import LAYOUTS
     from oneflare.engine import default_workers
+    from oneflare.nn import bfloat16
     from oneflare.nn.hardware import bfloat16_speedup, choose_device
 
     device = choose_device("auto")
@@ -54,13 +68,17 @@ def examine() -> dict[str, object]:
     for name, layout in LAYOUTS.items():
         places = [Path(root) / layout.folder, Path(root) / layout.folder / "data"] if root else []
         found[name] = any(any(place.glob("train-*.parquet")) for place in places)
+    speedup = bfloat16_speedup(device)
+    figures = [bfloat16.measured(bfloat16.reference())] if device.type == "cpu" and hasattr(os, "fork") else []
+    figures += [figure for figure in bfloat16.remembered() if figure not in figures]
     return {
         "oneflare": __version__,
         "python": platform.python_version(),
         "torch": version("torch"),
         "device": device.type,
         "workers": default_workers(),
-        "bfloat16_speedup": bfloat16_speedup(device),
+        "bfloat16_speedup": speedup,
+        "bfloat16": [{**asdict(figure), "doubtful": figure.doubtful} for figure in figures],
         "extras": {name: find_spec(module) is not None for name, (module, _) in EXTRAS.items()},
         "data_folder": root,
         "data": found,
@@ -71,17 +89,11 @@ def examine() -> dict[str, object]:
 
 def _lines(content: dict[str, object]) -> dict[str, tuple[str, str]]:
     """name -> (verdict, text)"""
-    from oneflare.nn.hardware import WORTHWHILE
-
-    speedup, free = float(str(content["bfloat16_speedup"])), int(str(content["free_bytes"]))
+    free = int(str(content["free_bytes"]))
     lines = {
         "versions": ("ok", f"oneflare {content['oneflare']}, Python {content['python']}, torch {content['torch']}"),
         "device": ("ok", f"{content['device']}, {content['workers']} worker processes"),
-        "bfloat16": (
-            ("ok", f"{speedup:.2g} times as fast as float32: used for images of 16 pixels and more")
-            if speedup >= WORTHWHILE
-            else ("note", "no faster than float32 here, or not working; training uses float32")
-        ),
+        **_bfloat16_lines(content),
         "disk": (
             "ok" if free > LOW_SPACE and content["writable"] else "problem",
             f"{free / 2**30:.1f} GiB free in this folder" + ("" if content["writable"] else ", which is read-only"),
@@ -101,4 +113,28 @@ def _lines(content: dict[str, object]) -> dict[str, tuple[str, str]]:
         else:
             remedy = "set ONEFLARE_DATA to a folder with" if folder is None else f"not in {folder}: needs"
             lines[name] = ("absent", f"{remedy} {name}/train-*.parquet, or let the hub deliver it")
+    return lines
+
+
+def _bfloat16_lines(content: dict[str, object]) -> dict[str, tuple[str, str]]:
+    """What was measured on which encoder and when; on a graphics card nothing is measured."""
+    from oneflare.nn.hardware import SMALLEST_BFLOAT16_IMAGE, WORTHWHILE
+
+    figures = content["bfloat16"]
+    assert isinstance(figures, list)
+    speedup = float(str(content["bfloat16_speedup"]))
+    used = f"used for images of {SMALLEST_BFLOAT16_IMAGE} pixels and more"
+    if not figures:
+        works = speedup >= WORTHWHILE
+        return {"bfloat16": ("ok", used) if works else ("note", "does not work here; training uses float32")}
+    lines = {}
+    for number, figure in enumerate(figures):
+        name = "bfloat16" if number == 0 else f"bfloat16 ({number + 1})"
+        pays = figure["speedup"] >= WORTHWHILE
+        text = f"{figure['speedup']:.2f} times as fast as float32" if figure["speedup"] else "does not work here"
+        when = f"measured {figure['measured'][:10]} with torch {figure['torch']}"
+        doubt = "; uncertain, so it will be measured again" if figure["doubtful"] else ""
+        if number == 0:
+            text += f": {used if pays else 'training uses float32'}"
+        lines[name] = ("ok" if pays else "note", f"{text} ({figure['workload']}; {when}{doubt})")
     return lines

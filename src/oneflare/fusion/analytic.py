@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.errors import ConfigError
@@ -77,8 +78,8 @@ class Redistribution:
     """Members move probability only among classes they know.
 
     Member i knows the classes K_i of which it has enough images, n_ic. Its log-likelihood ratios, its own prior
-    removed and as far as it may be trusted, are L_ic = beta_i (z_i.P_ic - log n_ic). From the analytic posterior p it
-    makes
+    removed and as far as it may be trusted, are L_ic = beta_i (z_i.P_ic - log n_ic) with unit features z_i. From the
+    analytic posterior p it makes
 
         log p_c + w_i (L_ic - log sum_{k in K_i} p(k | K_i) e^{L_ik}),   c in K_i,
 
@@ -110,7 +111,7 @@ class Redistribution:
         if not float(self.trust[member]) > 0:
             return
         known = self.counts[member] > 0
-        logits = features @ self.prototypes[member][known].T
+        logits = F.normalize(features, dim=1) @ self.prototypes[member][known].T
         ratios = self.trust[member] * (logits - self.counts[member][known].log())
         among = state[rows, 0][:, known].log_softmax(1)
         shift = ratios - (among + ratios).logsumexp(1, keepdim=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -45,6 +46,11 @@ class UploadSet:
 
     def __iter__(self) -> Iterator[Upload]:
         return iter(self.uploads)
+
+    def without(self, clients: Collection[int]) -> UploadSet:
+        """The same federation without some of its clients."""
+        kept = tuple(upload for upload in self.uploads if upload.client not in clients)
+        return self if len(kept) == len(self) else dataclasses.replace(self, uploads=kept)
 
     @property
     def offered(self) -> frozenset[str]:

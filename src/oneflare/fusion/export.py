@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.data.dataset import normalise
@@ -18,7 +17,7 @@ from oneflare.errors import ConfigError, RunError
 from oneflare.files import write_bytes
 from oneflare.fusion.analytic import AnalyticMemberModel, AnalyticModel
 from oneflare.fusion.base import FUSIONS
-from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel
+from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel, added
 from oneflare.nn.feature_maps import Bounded, RandomConv
 from oneflare.seeds import torch_generator
 
@@ -74,8 +73,7 @@ class Graph(nn.Module):
             state[:, 0] = _analytic(model.analytic, images).log_softmax(1)
         inputs = normalise(images, self.image)
         for index, encoder in enumerate(self.encoders):
-            features = F.normalize(encoder(inputs).float(), dim=1)
-            model.rule.add(state, slice(0, images.shape[0]), index, features)
+            state = added(model.rule, state, index, encoder(inputs).float())
         return model.rule.finish(state)
 
 

@@ -14,12 +14,16 @@ from oneflare.fusion.model import MemberModel, rule
 from oneflare.seeds import torch_generator
 
 NOISE_IMAGES = 64
+EVEN = 3.0
+"""a member's features may be so many times as long as the median member's; honest ones of the digits stay below 1.8"""
+STRETCH = 6.0
+"""a feature may be so many times as long as those of pictures that show nothing; honest ones stay below 4"""
 
 
 @rule
 @dataclass(frozen=True)
 class FeatureSum:
-    """z = unit(sum_i w_i z_i), logits z P^T"""
+    """z = unit(sum_i w_i f_i(x)) with raw features f_i, logits z P^T"""
 
     weights: Tensor
     prototypes: Tensor
@@ -37,8 +41,43 @@ class FeatureSum:
 
 @rule
 @dataclass(frozen=True)
+class BoundedFeatureSum(FeatureSum):
+    """`FeatureSum` with every feature of member i shortened to at most `longest[i]`.
+
+    Whoever multiplies the output of its encoder by a thousand would otherwise answer every image alone.
+    """
+
+    longest: Tensor
+    """`(N,)`"""
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        super().add(state, rows, member, shortened(features, self.longest[member]))
+
+    @classmethod
+    def of(cls, weights: Tensor, prototypes: Tensor, probes: Tensor) -> BoundedFeatureSum:
+        """Bounds from the raw features that members give to the same pictures that show nothing, `(N, probes, d)`.
+
+        A member's own length l_i is its median over the probes, and l the median over members, which no minority
+        moves. A member whose l_i exceeds `EVEN` l is scaled down to it, and of what remains no feature is longer than
+        `STRETCH` l.
+        """
+        own = probes.norm(dim=2).median(1).values
+        usual = own.median()
+        factor = (EVEN * usual / own.clamp(min=1e-12)).clamp(max=1)
+        return cls(weights * factor, prototypes, STRETCH * usual / factor)
+
+
+def shortened(features: Tensor, longest: Tensor) -> Tensor:
+    """Rows `(n, d)` of at most this length, direction unchanged."""
+    result: Tensor = features * (longest / features.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+    return result
+
+
+@rule
+@dataclass(frozen=True)
 class InformativeSum:
-    """z = unit(sum_i (1 - cos(z_i, n_i)) z_i), logits z P^T, with n_i what client i sees in noise"""
+    """z = unit(sum_i (1 - cos(f_i(x), n_i)) f_i(x)) with raw features f_i, logits z P^T; n_i is what client i sees in
+    noise"""
 
     noise: Tensor
     """`(N, d)`"""
@@ -71,16 +110,20 @@ def counted_prototypes(prototypes: Tensor, counts: Tensor) -> Tensor:
 
 @torch.no_grad()
 def noise_features(uploads: UploadSet, seed: int) -> Tensor:
-    """`(N, d)`: each client's mean unit feature of the same seeded noise images."""
+    """`(N, d)`: each client's mean raw feature of the same seeded noise images."""
     image = uploads.contract.image
     shape = (NOISE_IMAGES, image.channels, image.size, image.size)
     pixels = prepare(torch.rand(shape, generator=torch_generator(seed, "noise images")), image)
-    return torch.stack([F.normalize(encoder(pixels).float(), dim=1).mean(0) for encoder in uploads.encoders()])
+    return torch.stack([encoder(pixels).float().mean(0) for encoder in uploads.encoders()])
 
 
 @FUSIONS.register("feature_mean")
 class FeatureMean(Fusion):
-    """size-weighted sum of features, nearest mean prototype (what FAFI's released code runs)"""
+    """size-weighted sum of raw features, nearest mean prototype (what FAFI's released code runs)
+
+    Training sees unit features, so the length of a raw one is free, and encoders answer images of classes that they
+    were trained on with longer features: the sum weighs members by how sure they are.
+    """
 
     def fuse(self, uploads: UploadSet) -> MemberModel:
         return uploads.members(FeatureSum(uploads.size_weights.float(), uploads.prototypes.mean(0)))
@@ -111,7 +154,7 @@ class InformativeFusion(Fusion):
 
 @FUSIONS.register("iffi_released")
 class InformativeFusionReleased(Fusion):
-    """the released code averages that weight over clients, which leaves an unweighted sum of features"""
+    """the released code averages that weight over clients, which leaves an unweighted sum of raw features"""
 
     def fuse(self, uploads: UploadSet) -> MemberModel:
         weights = torch.full((len(uploads),), 1 / len(uploads))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.data import ImageSpec, prepare
@@ -29,6 +28,10 @@ from oneflare.plugins import load_plugins
 from oneflare.upload import read_weights
 
 BATCH = 256
+RAW = "raw"
+"""what a file of members says their rule is given; files of the first release do not say it, and meant unit features"""
+LONGEST = 1e6
+"""no entry of an honest network's feature is larger; beyond it squares and sums lose their meaning"""
 
 
 @dataclass(frozen=True)
@@ -150,16 +153,17 @@ class SingleModel(GlobalModel):
 
 
 class Rule(Protocol):
-    """How members' unit features become logits: start, add every member's features in turn, finish.
+    """How members' features become logits: start, add every member's features in turn, finish.
 
-    A rule's tensors are its dataclass fields; `RULES` lists the kinds that a model file may name.
+    Features are raw, as the encoder gives them: a rule whose formula is about directions brings them to unit length
+    itself. A rule's tensors are its dataclass fields; `RULES` lists the kinds that a model file may name.
     """
 
     def start(self, images: int) -> Tensor:
         """The accumulator for this many images."""
 
     def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
-        """features `(rows, d)` of one member, accumulated in place."""
+        """Raw features `(rows, d)` of one member, accumulated in place."""
 
     def finish(self, state: Tensor) -> Tensor:
         """`(n, C)` logits"""
@@ -207,6 +211,8 @@ class MemberModel(GlobalModel):
         self.members = tuple(members)
         self.rule = rule
         self.encoder = encoder
+        self.unanswered = [0] * len(self.members)
+        """images of the last `logits` to which each member gave no usable feature, and had no say"""
 
     @property
     def cost(self) -> Cost:
@@ -225,6 +231,7 @@ class MemberModel(GlobalModel):
     def state(self, reference_from: Path | None) -> dict[str, Any]:
         return {
             "rule": type(self.rule).__name__,
+            "features": RAW,
             "fields": dict(vars(self.rule)),
             "members": [member.to_dict(reference_from) for member in self.members],
         }
@@ -238,6 +245,11 @@ class MemberModel(GlobalModel):
     @staticmethod
     def parts(state: Mapping[str, Any], source: Path) -> tuple[list[Member], Rule]:
         """Members and rule from a model file's state."""
+        if state.get("features") != RAW:
+            raise RunError(
+                f"{source}: was fused by an earlier version, which brought every member's features to unit length "
+                "before the sum; this one would answer differently, so fuse the uploads again"
+            )
         if state["rule"] not in RULES:
             raise RunError(f"{source}: rule '{state['rule']}' is not known to this version; update OneFlare")
         return [Member.from_dict(member, source) for member in state["members"]], RULES[state["rule"]](
@@ -258,18 +270,38 @@ def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size:
         first = group[0]
         first.check_images(images)
         states = [model.start(images, batch_size) for model in group]
+        unanswered = [0] * len(first.members)
         for index, member in enumerate(first.members):
             first.encoder.load_state_dict(dict(member.weights()))
             first.encoder.eval()
             for start in range(0, len(images), batch_size):
                 rows = slice(start, min(start + batch_size, len(images)))
                 inputs = prepare(images[rows], first.task.image)
-                features = F.normalize(first.encoder(inputs).float(), dim=1)
+                features = first.encoder(inputs).float()
+                silent = int((~usable(features)).sum())
+                unanswered[index] += silent
                 for model, state in zip(group, states, strict=True):
-                    model.rule.add(state, rows, index, features)
+                    if silent:
+                        state[rows] = added(model.rule, state[rows], index, features)
+                    else:
+                        model.rule.add(state, rows, index, features)
         for name, model, state in zip(names, group, states, strict=True):
             result[name] = model.rule.finish(state)
+            model.unanswered = list(unanswered)
     return result
+
+
+def usable(features: Tensor) -> Tensor:
+    """`(n, d)` -> `(n,)`: whether a member's feature of an image is finite and of plausible size."""
+    return features.abs().amax(1) <= LONGEST
+
+
+def added(rule: Rule, state: Tensor, member: int, features: Tensor) -> Tensor:
+    """The accumulator after a member's features, as it was for images that the member has no usable feature of."""
+    good = usable(features)
+    after = state.clone()
+    rule.add(after, slice(None), member, torch.where(good[:, None], features, 0.0))
+    return torch.where(good.view(-1, *[1] * (state.ndim - 1)), after, state)
 
 
 def load_model(path: Path, encoder: nn.Module | None = None) -> GlobalModel:

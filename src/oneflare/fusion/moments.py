@@ -23,7 +23,8 @@ NEVER = 1e4
 @rule
 @dataclass(frozen=True)
 class StandardisedSum:
-    """z = unit(sum_i w_i (z_i - m_i)/s_i), logits z A^T, with client i's own mean m_i and deviation s_i"""
+    """z = unit(sum_i w_i (z_i - m_i)/s_i), logits z A^T, with unit features z_i and client i's own mean m_i and
+    deviation s_i of them"""
 
     weights: Tensor
     means: Tensor
@@ -37,7 +38,8 @@ class StandardisedSum:
         return torch.zeros(images, self.anchors.shape[1])
 
     def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
-        state[rows] += self.weights[member] * (features - self.means[member]) / self.deviations[member]
+        centred = F.normalize(features, dim=1) - self.means[member]
+        state[rows] += self.weights[member] * centred / self.deviations[member]
 
     def finish(self, state: Tensor) -> Tensor:
         return F.normalize(state, dim=1) @ self.anchors.T
@@ -73,7 +75,7 @@ class Standardised(Fusion):
 @rule
 @dataclass(frozen=True)
 class NearestMean:
-    """logits_c = -sum_i w_i |z_i - M_c|^2 = 2 (sum_i w_i z_i) M_c - |M_c|^2 - 1"""
+    """logits_c = -sum_i w_i |z_i - M_c|^2 = 2 (sum_i w_i z_i) M_c - |M_c|^2 - 1 with unit features z_i"""
 
     weights: Tensor
     means: Tensor
@@ -85,7 +87,7 @@ class NearestMean:
         return torch.zeros(images, self.means.shape[1])
 
     def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
-        state[rows] += self.weights[member] * features
+        state[rows] += self.weights[member] * F.normalize(features, dim=1)
 
     def finish(self, state: Tensor) -> Tensor:
         return 2 * state @ self.means.T - self.squares - 1

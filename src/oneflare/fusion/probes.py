@@ -29,7 +29,7 @@ def probe_images(image: ImageSpec, number: int = PROBES, seed: int = 0) -> Tenso
 
 @torch.no_grad()
 def probe_features(uploads: UploadSet, seed: int = 0) -> Tensor:
-    """`(N, probes, d)` unit features of the same probes, one encoder in memory at a time."""
+    """`(N, probes, d)` raw features of the same probes, one encoder in memory at a time."""
     image = uploads.contract.image
     pixels = prepare(probe_images(image, seed=seed), image)
-    return torch.stack([F.normalize(encoder(pixels).float(), dim=1) for encoder in uploads.encoders()])
+    return torch.stack([encoder(pixels).float() for encoder in uploads.encoders()])

@@ -11,8 +11,9 @@ from torch import Tensor
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
 from oneflare.fusion.ensemble import ProbabilityMean
-from oneflare.fusion.features import FeatureSum
+from oneflare.fusion.features import BoundedFeatureSum
 from oneflare.fusion.model import MemberModel
+from oneflare.fusion.probes import probe_features
 
 
 def expert_weights(counts: Tensor, share: Literal["class", "client"] = "class") -> Tensor:
@@ -84,6 +85,7 @@ class MedianPrototypes(Fusion):
 
     kind=trimmed: the mean without a part `trim` at either end. weighted: by class counts, which a client states
     itself; without, everybody who saw a class counts the same and no minority moves a coordinate beyond the others.
+    Nobody's features are longer than a few times the median member's.
     """
 
     needs = frozenset({"weights", "prototypes", "counts"})
@@ -99,4 +101,5 @@ class MedianPrototypes(Fusion):
     def fuse(self, uploads: UploadSet) -> MemberModel:
         prototypes = robust_prototypes(uploads.prototypes, uploads.counts, self.trim, weighted=self.weighted)
         scale = uploads.prototypes.norm(dim=2).median()
-        return uploads.members(FeatureSum(uploads.size_weights.float(), scale * prototypes))
+        weights = uploads.size_weights.float()
+        return uploads.members(BoundedFeatureSum.of(weights, scale * prototypes, probe_features(uploads)))

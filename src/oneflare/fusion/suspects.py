@@ -16,8 +16,8 @@ from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
-from oneflare.fusion.features import FeatureSum, counted_prototypes
-from oneflare.fusion.model import MemberModel
+from oneflare.fusion.features import BoundedFeatureSum, counted_prototypes
+from oneflare.fusion.model import MemberModel, usable
 from oneflare.fusion.probes import probe_features
 from oneflare.nn import build_anchors
 
@@ -32,8 +32,11 @@ EVIDENCE = 0.4
 different classes answer differently without any lie"""
 LENGTH = 5.0
 """prototypes may be so many times longer or shorter than the median member's"""
+FEATURE_LENGTH = 5.0
+"""features of probes may be so many times longer than the median member's; short ones have no influence"""
 STRETCH = 2.0
 """those of members that stay are shortened to so many times the median member's length"""
+NO_ANSWER = "its network does not give every test picture a finite feature of plausible size"
 COUNT_CAP = 10.0
 """a member may claim so many times the images of the median member"""
 
@@ -68,6 +71,8 @@ class Agreement:
     """mean overlap in classes with another member, in [0, 1]"""
     length: Tensor
     """mean prototype length over the median member's"""
+    features: Tensor
+    """median length of the raw features of probes over the median member's"""
 
 
 def way_cosine(prototypes: Tensor, start: Tensor, anchors: Tensor) -> Tensor:
@@ -85,7 +90,7 @@ def way_cosine(prototypes: Tensor, start: Tensor, anchors: Tensor) -> Tensor:
 
 
 def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start: Tensor, anchors: Tensor) -> Agreement:
-    """features `(N, probes, d)` of the same probes, prototypes `(N, C, d)`, counts `(N, C)` or None if withheld;
+    """raw features `(N, probes, d)` of the same probes, prototypes `(N, C, d)`, counts `(N, C)` or None if withheld;
     start, anchors `(C, d)`.
 
     A member with many images travels from the start to the anchors, one with few stays: both are on the way. Compared
@@ -96,7 +101,7 @@ def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start
     """
     unit = F.normalize(prototypes.float(), dim=2)
     lengths = prototypes.norm(dim=2).mean(1)
-    answers = torch.einsum("nbd,ncd->nbc", features, unit)
+    answers = torch.einsum("nbd,ncd->nbc", F.normalize(features, dim=2), unit)
     answers = answers - answers.mean(1, keepdim=True)
     members, _, classes = answers.shape
     shares = torch.full((members, classes), 1 / classes)
@@ -113,8 +118,14 @@ def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start
         prototypes=way_cosine(unit, start, anchors).mean(1),
         answers=(evidence * correlation).sum(1) / total.clamp(min=1e-12),
         evidence=total / max(members - 1, 1),
-        length=lengths / lengths.median().clamp(min=1e-12),
+        length=_over_median(lengths),
+        features=_over_median(features.norm(dim=2).median(1).values),
     )
+
+
+def _over_median(values: Tensor) -> Tensor:
+    """`(N,)` as multiples of the median member's"""
+    return values / values.median().clamp(min=1e-12)
 
 
 def judge(
@@ -154,6 +165,9 @@ def _worst(seen: Agreement) -> tuple[int, str] | None:
     index = int(stretch.argmax())
     if float(stretch[index]) > torch.tensor(LENGTH).log():
         return index, f"its prototypes are {float(seen.length[index]):.2g} times as long as usual"
+    index = int(seen.features.argmax())
+    if float(seen.features[index]) > FEATURE_LENGTH:
+        return index, f"its features are {float(seen.features[index]):.2g} times as long as usual"
     judged = seen.evidence >= EVIDENCE
     if int(judged.sum()) < LEAST_MEMBERS:
         return None
@@ -173,6 +187,21 @@ def capped(samples: Tensor, cap: float) -> tuple[Tensor, Tensor]:
     return torch.where(excessive, median, samples), excessive
 
 
+def _disagreeing(uploads: UploadSet, features: Tensor, judged: Tensor) -> list[Suspect]:
+    """`judge` on some of the members, `(N,)` of them."""
+    start = uploads.template.prototypes.detach().float()
+    anchors = build_anchors(uploads.contract.anchors, *start.shape)
+    counts = uploads.counts[judged] if all(upload.counts is not None for upload in uploads) else None
+    return judge(
+        [upload.client for upload, chosen in zip(uploads, judged.tolist(), strict=True) if chosen],
+        features[judged],
+        uploads.prototypes[judged],
+        counts,
+        start,
+        start if anchors is None else anchors.float(),
+    )
+
+
 def find_suspects(
     uploads: UploadSet, seed: int = 0, count_cap: float = COUNT_CAP, features: Tensor | None = None
 ) -> list[Suspect]:
@@ -184,13 +213,13 @@ def find_suspects(
     clients = [upload.client for upload in uploads]
     _, excessive = capped(samples, count_cap)
     found: list[Suspect] = []
-    if uploads.contract.deep and len(uploads) >= LEAST_MEMBERS:
-        counts = uploads.counts if all(upload.counts is not None for upload in uploads) else None
-        start = uploads.template.prototypes.detach().float()
-        anchors = build_anchors(uploads.contract.anchors, *start.shape)
-        anchors = start if anchors is None else anchors.float()
+    if uploads.contract.deep:
         features = probe_features(uploads, seed) if features is None else features
-        found = judge(clients, features, uploads.prototypes, counts, start, anchors)
+        answering = usable(features.flatten(0, 1)).view(len(uploads), -1).all(1)
+        silent = [client for client, answers in zip(clients, answering.tolist(), strict=True) if not answers]
+        found = [Suspect(client, NO_ANSWER, left_out=True) for client in silent]
+        if int(answering.sum()) >= LEAST_MEMBERS:
+            found += _disagreeing(uploads, features, answering)
     left_out = {suspect.client for suspect in found}
     for index in excessive.nonzero().flatten().tolist():
         if clients[index] not in left_out:
@@ -204,8 +233,9 @@ def find_suspects(
 class RobustPrototypes(Fusion):
     """count_prototypes without members that do not fit the others, with claims and lengths capped
 
-    Where everybody is honest, nothing is capped and the result is that of count_prototypes; where class counts were
-    withheld, prototypes are averaged plainly.
+    Every member's feature of an image is shortened to a few times the length that members give to pictures that show
+    nothing. Where everybody is honest hardly anything is capped and the result is that of count_prototypes; where class
+    counts were withheld, prototypes are averaged plainly.
     """
 
     def __init__(self, *, count_cap: float = COUNT_CAP, seed: int = 0) -> None:
@@ -216,24 +246,25 @@ class RobustPrototypes(Fusion):
         self.seed = seed
 
     def fuse(self, uploads: UploadSet) -> MemberModel:
-        suspects = find_suspects(uploads, self.seed, self.count_cap)
+        features = probe_features(uploads, self.seed)
+        suspects = find_suspects(uploads, self.seed, self.count_cap, features)
         self.remarks = tuple(str(suspect) for suspect in suspects)
         out = {suspect.client for suspect in suspects if suspect.left_out}
-        claimed = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
-        believed, _ = capped(claimed, self.count_cap)
         trusted = torch.tensor([upload.client not in out for upload in uploads])
-        weights = believed * trusted
-        prototypes = shortened(uploads.prototypes)
-        if all(upload.counts is not None for upload in uploads):
-            counts = uploads.counts * (believed / claimed.clamp(min=1e-12) * trusted)[:, None]
-        else:
-            counts = trusted.double()[:, None].expand(-1, prototypes.shape[1])
-        kept = prototypes[trusted]
-        fused = F.normalize(counted_prototypes(kept, counts[trusted].double()), dim=1)
-        return uploads.members(FeatureSum((weights / weights.sum()).float(), kept.norm(dim=2).mean() * fused))
+        claimed = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
+        believed = capped(claimed, self.count_cap)[0]
+        kept = uploads.without(out)
+        prototypes = evened(kept.prototypes)
+        counts = torch.ones(prototypes.shape[:2], dtype=torch.float64)
+        if all(upload.counts is not None for upload in kept):
+            counts = kept.counts * (believed / claimed.clamp(min=1e-12))[trusted, None]
+        fused = F.normalize(counted_prototypes(prototypes, counts), dim=1)
+        weights = believed[trusted] / believed[trusted].sum()
+        length = prototypes.norm(dim=2).mean()
+        return kept.members(BoundedFeatureSum.of(weights.float(), length * fused, features[trusted]))
 
 
-def shortened(prototypes: Tensor) -> Tensor:
+def evened(prototypes: Tensor) -> Tensor:
     """`(N, C, d)` with no member's rows longer on average than `STRETCH` times the median member's"""
     lengths = prototypes.norm(dim=2).mean(1)
     factor = (STRETCH * lengths.median() / lengths.clamp(min=1e-12)).clamp(max=1)

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.data.dataset import normalise
 from oneflare.errors import ConfigError
-from oneflare.fusion.model import BATCH, GlobalModel, MemberModel, SingleModel
+from oneflare.fusion.model import BATCH, GlobalModel, MemberModel, SingleModel, added
 
 
 class Teacher:
@@ -52,12 +51,9 @@ class Teacher:
             return answers
         assert isinstance(self.model, MemberModel)
         start = self.model.start(images.detach(), BATCH)
-        state, rows = start, slice(0, len(images))
+        state = start
         for index, network in enumerate(self.networks):
-            features = F.normalize(network(inputs).float(), dim=1)
-            part = start.clone()
-            self.model.rule.add(part, rows, index, features)
-            part = part - start
+            part = added(self.model.rule, start, index, network(inputs).float()) - start
             state = state + (part if weights is None else len(self) * weights[index] * part)
         return self.model.rule.finish(state)
 

@@ -35,11 +35,11 @@ class Diagnostics:
     etf_distance: float | None
     """|| P P^T/|P P^T| - ETF Gram || of the mean prototype"""
     nc1: float | None
-    """tr(Sigma_W Sigma_B^+)/C of the summed features"""
+    """tr(Sigma_W Sigma_B^+)/C of unit(sum_i w_i f_i), the features that `feature_mean` classifies"""
     nc2: float | None
     """mean | cos(mu_c - mu, mu_k - mu) + 1/(C-1) | over pairs of classes"""
     cka: float | None
-    """mean linear CKA between the features of two clients"""
+    """mean linear CKA between the unit features of two clients"""
     client_entropy: list[float] | None
     """H(p_i)/log C of each client's class counts"""
 
@@ -52,7 +52,7 @@ def diagnose(uploads: UploadSet, images: Tensor, labels: Tensor) -> Diagnostics:
     """images, labels: held out; nothing is chosen by them."""
     inputs, labels = prepare(images[:MOST_IMAGES], uploads.contract.image), labels[:MOST_IMAGES]
     encoders = itertools.islice(uploads.encoders(), MOST_CLIENTS)
-    seen = [torch.cat([F.normalize(encoder(part), dim=1) for part in inputs.split(BATCH)]) for encoder in encoders]
+    seen = [torch.cat([encoder(part).float() for part in inputs.split(BATCH)]) for encoder in encoders]
     weights = uploads.size_weights[: len(seen)].float()
     features = F.normalize(torch.einsum("n,nbd->bd", weights, torch.stack(seen)), dim=1)
     prototypes = uploads.prototypes
@@ -67,7 +67,7 @@ def diagnose(uploads: UploadSet, images: Tensor, labels: Tensor) -> Diagnostics:
         etf_distance=etf_distance(mean) if len(mean) > 1 and mean.shape[1] >= len(mean) - 1 else None,
         nc1=nc1(features, labels),
         nc2=nc2(features, labels),
-        cka=mean_cka(seen) if several else None,
+        cka=mean_cka([F.normalize(raw, dim=1) for raw in seen]) if several else None,
         client_entropy=normalised_entropy(uploads.counts).tolist() if disclosed else None,
     )
 

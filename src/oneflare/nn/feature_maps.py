@@ -38,12 +38,18 @@ CENTRE_WIDTH = 0.06
 WEIGHT_GRID = 4096.0
 """filters are rounded to multiples of 1/4096, so that machines agree on them"""
 BATCH = 8
-"""images at a time: activations stay in the processor's cache, and rounding does not depend on who is beside whom"""
+"""images at a time: activations stay in the processor's cache, and every call has the same shape"""
 FILTER_BLOCK = 64
+ALIGNED_ROWS = 16
+"""Rows of a matrix product come in multiples of this, so that every image's part begins on a cache line."""
 
 
 class FeatureMap(Protocol):
-    """Images `(n, c, h, w)`, uint8 or floats in [0, 1] -> features `(n, D)` float32."""
+    """Images `(n, c, h, w)`, uint8 or floats in [0, 1] -> features `(n, D)` float32.
+
+    On one machine an image's features are the same bit for bit whichever images are beside it. Processors round
+    differently: between two machines the features agree to about 1e-6 of their size.
+    """
 
     dim: int
     parameters: int
@@ -198,12 +204,12 @@ class RandomConv:
             maps.clamp_min_(0)
             if self.mirror:
                 half = maps.shape[2] // 2
-                pooled = (maps[:, :, :half] @ self.cells).sqrt_()
-                pooled += (maps[:, :, half:] @ self.mirrored_cells).sqrt_()
+                pooled = _pool(maps[:, :, :half], self.cells).sqrt_()
+                pooled += _pool(maps[:, :, half:], self.mirrored_cells).sqrt_()
                 pooled *= 0.5
             else:
-                pooled = (maps @ self.cells).sqrt_()
-            parts.append(pooled.flatten(1))
+                pooled = _pool(maps, self.cells).sqrt_()
+            parts.append(pooled)
         return torch.cat(parts, 1)
 
     def _colours(self, x: Tensor) -> Tensor:
@@ -215,6 +221,17 @@ class RandomConv:
         if self.mirror:
             maps = (0.5 * (maps + maps.flip(-1)))[..., : (self.colour_grid + 1) // 2]
         return maps.flatten(1)
+
+
+def _pool(maps: Tensor, cells: Tensor) -> Tensor:
+    """Averages over cells: maps `(n, 2, filters, positions)`, cells `(positions, 5)` -> `(n, 10 filters)`.
+
+    A matrix product rounds a row by where the row lies in its block, and a block by where it begins in memory. One
+    product per image, with its rows filled up to whole cache lines, makes both the same for every image of a batch.
+    """
+    rows = maps.flatten(1, 2)
+    filled = F.pad(rows, (0, 0, 0, -rows.shape[1] % ALIGNED_ROWS))
+    return torch.bmm(filled, cells.expand(len(maps), -1, -1))[:, : rows.shape[1]].flatten(1)
 
 
 def _default_reduction(size: int) -> int:

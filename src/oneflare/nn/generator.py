@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oneflare.seeds import derive
+from oneflare.seeds import global_stream
 
 
 class Generator(nn.Module):
@@ -43,6 +42,5 @@ def _norm(channels: int, affine: bool = True) -> nn.BatchNorm2d:
 
 def initial_generator(noise: int, channels: int, size: int, width: int, seed: int) -> Generator:
     """Weights depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, "generator"))
+    with global_stream(seed, "generator"):
         return Generator(noise, channels, size, width)

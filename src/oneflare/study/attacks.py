@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from oneflare.config import Experiment
 from oneflare.data import Dataset, load
@@ -26,6 +26,7 @@ from oneflare.fusion import UploadSet, build_fusion, logits_of_all
 from oneflare.fusion.suspects import find_suspects
 from oneflare.methods.resolve import resolve
 from oneflare.nn import PrototypeNetwork
+from oneflare.nn.encoders import Block
 from oneflare.nn.hardware import one_thread
 from oneflare.seeds import derive, numpy_generator
 from oneflare.stages import run_experiment
@@ -33,6 +34,7 @@ from oneflare.upload import Contract, Upload, read_upload, write_upload
 
 SCALE = 100.0
 INFLATION = 1000
+OVERFLOW = 3e4
 NOBODY = "nobody"
 LABEL_FLIP = "label_flip"
 
@@ -84,8 +86,58 @@ def inflated_counts(network: PrototypeNetwork, counts: Tensor, seed: int) -> tup
     return network, torch.full_like(counts, INFLATION * int(counts.sum()))
 
 
+@torch.no_grad()
+def loud_10(network: PrototypeNetwork, counts: Tensor, seed: int) -> tuple[PrototypeNetwork, Tensor]:
+    """prototypes in the wrong order, and an encoder whose output is ten times as long, to win every sum of features"""
+    del seed
+    return _loud(network, 10.0), counts
+
+
+@torch.no_grad()
+def loud_1000(network: PrototypeNetwork, counts: Tensor, seed: int) -> tuple[PrototypeNetwork, Tensor]:
+    """the same with an encoder whose output is a thousand times as long"""
+    del seed
+    return _loud(network, 1000.0), counts
+
+
+def _loud(network: PrototypeNetwork, factor: float) -> PrototypeNetwork:
+    for layer in last_layers(network.encoder):
+        for parameter in layer.parameters(recurse=False):
+            parameter.mul_(factor)
+    network.prototypes.copy_(network.prototypes.roll(1, 0))
+    return network
+
+
+def last_layers(encoder: nn.Module) -> list[nn.Module]:
+    """The affine layers whose scale is the scale of the encoder's output.
+
+    A last linear layer; else, as ReLU and pooling keep scales, the last normalisation and the one of the last shortcut.
+    """
+    affine = [module for module in encoder.modules() if isinstance(module, nn.Linear | nn.BatchNorm2d)]
+    if isinstance(affine[-1], nn.Linear):
+        return [affine[-1]]
+    blocks = [module for module in encoder.modules() if isinstance(module, Block)]
+    if not blocks:
+        return [affine[-1]]
+    shortcut = [module for module in blocks[-1].shortcut.modules() if isinstance(module, nn.BatchNorm2d)]
+    return [blocks[-1].norm2, *shortcut]
+
+
+@torch.no_grad()
+def overflowing(network: PrototypeNetwork, counts: Tensor, seed: int) -> tuple[PrototypeNetwork, Tensor]:
+    """finite weights so large, and variances so small, that the answers are not finite"""
+    del seed
+    for parameter in network.encoder.parameters():
+        parameter.mul_(OVERFLOW)
+    for name, buffer in network.encoder.named_buffers():
+        if name.endswith("running_var"):
+            buffer.zero_()
+    return network, counts
+
+
 ATTACKS: dict[str, Poison] = {
-    attack.__name__: attack for attack in (sign_flip, scaled, random, constant, inflated_counts)
+    attack.__name__: attack
+    for attack in (sign_flip, scaled, random, constant, inflated_counts, loud_10, loud_1000, overflowing)
 }
 KINDS = (LABEL_FLIP, *ATTACKS)
 

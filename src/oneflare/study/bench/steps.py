@@ -20,7 +20,7 @@ from oneflare.data import Augmentation, ClientData, Dataset, ImageSpec, Split
 from oneflare.engine import default_workers
 from oneflare.federation import Federation, RunFiles
 from oneflare.methods.resolve import resolve
-from oneflare.nn.hardware import bfloat16_speedup, choose_precision, one_thread
+from oneflare.nn.hardware import bfloat16_speedup, one_thread, precision_name
 from oneflare.objective import CONTROLLERS
 from oneflare.seeds import torch_generator
 
@@ -107,7 +107,7 @@ def step_overhead(
         "encoder": dict(encoder),
         "size": size,
         "batch": batch,
-        "precision": str(choose_precision("auto", torch.device("cpu"), size)).removeprefix("torch."),
+        "precision": precision_name(training.precision),
         "ratio": ratio,
         "full_ms": 1000 * full_seconds,
         "bare_ms": 1000 * bare_seconds,
