@@ -11,7 +11,7 @@ import torch
 
 from hospitals import NAMES, WORDS, digits, oneflare, rows_of, typed, write_pngs
 from oneflare.charter import read_charter
-from oneflare.coordinator import fuse_federation
+from oneflare.coordinator import Rules, fuse_federation
 from oneflare.files import load_state
 from oneflare.fusion import load_model
 from oneflare.signing import generate
@@ -83,9 +83,8 @@ def assert_same_model(left: Path, right: Path) -> None:
 def test_one_is_tampered_with_and_named_the_others_go_on(hospitals, federation):
     box = inbox(hospitals, federation.parent / "inbox", *NAMES)
     flip_a_byte(box / "east.safetensors")
-    outcome = oneflare(
-        "server", "fuse", str(federation), "--uploads", str(box), "--test", str(hospitals / "test"), cwd=hospitals
-    )
+    words = ["--uploads", str(box), "--test", str(hospitals / "test"), "--min-members", "2"]
+    outcome = oneflare("server", "fuse", str(federation), *words, cwd=hospitals)
     assert outcome.returncode == 0, outcome.stderr
     content = json.loads((federation / "result.json").read_text())
     assert [member["name"] for member in content["members"]] == ["north", "south"]
@@ -113,7 +112,9 @@ def test_one_is_tampered_with_and_named_the_others_go_on(hospitals, federation):
 
 
 def test_a_late_member_gives_what_a_fresh_fusion_gives(hospitals, federation, tmp_path):
-    fuse_federation(federation, uploads=inbox(hospitals, tmp_path / "two", "north", "south"))
+    fuse_federation(
+        federation, uploads=inbox(hospitals, tmp_path / "two", "north", "south"), rules=Rules(min_members=2)
+    )
     before = (federation / "model.safetensors").read_bytes()
     added = fuse_federation(federation, add=[hospitals / "east" / "upload.safetensors"])
     assert [member["name"] for member in added.content["members"]] == list(NAMES)
@@ -134,7 +135,7 @@ def test_a_removed_member_leaves_no_trace_and_stays_out(hospitals, federation, t
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     shutil.copy(federation / "federation.yaml", fresh)
-    fuse_federation(fresh, uploads=inbox(hospitals, tmp_path / "two", "east", "south"))
+    fuse_federation(fresh, uploads=inbox(hospitals, tmp_path / "two", "east", "south"), rules=Rules(min_members=2))
     assert_same_model(federation, fresh)
     again = fuse_federation(federation, uploads=box)
     (verdict,) = [verdict for verdict in again.content["verdicts"] if verdict["status"] == "removed"]
@@ -147,7 +148,8 @@ def test_a_removed_member_leaves_no_trace_and_stays_out(hospitals, federation, t
 
 
 def test_any_part_of_the_members_is_enough_but_nobody_is_not(hospitals, federation, tmp_path, capsys):
-    alone = fuse_federation(federation, uploads=inbox(hospitals, tmp_path / "one", "south"))
+    one = inbox(hospitals, tmp_path / "one", "south")
+    alone = fuse_federation(federation, uploads=one, rules=Rules(min_members=1))
     assert alone.content["missing"] == ["east", "north"]
     assert load_model(federation / "model.safetensors").cost.forward_passes == 1
     before = (federation / "model.safetensors").read_bytes()
@@ -177,7 +179,9 @@ def test_mistakes_of_the_coordinator_are_one_line(words, message, federation, ca
 
 
 def test_removing_a_stranger_is_answered_with_a_suggestion(hospitals, federation, tmp_path, capsys):
-    fuse_federation(federation, uploads=inbox(hospitals, tmp_path / "two", "north", "south"))
+    fuse_federation(
+        federation, uploads=inbox(hospitals, tmp_path / "two", "north", "south"), rules=Rules(min_members=2)
+    )
     code, _, err = typed(capsys, "server", "fuse", str(federation), "--remove", "nroth")
     assert code == 2
     assert "did you mean 'north'" in err

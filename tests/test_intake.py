@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from hospitals import DIGITS, TINY, digits, make, rows_of, tiny_charter, write_p
 from oneflare.charter import revised
 from oneflare.disclosure import disclose
 from oneflare.errors import UploadError
-from oneflare.intake import take_in
+from oneflare.intake import Known, take_in
 from oneflare.ledger import Ledger
 from oneflare.member import make_upload, member_data, signer
 from oneflare.signing import SigningKey, generate, public_key_of, read_key, verify
@@ -47,10 +49,11 @@ def trained(charter, images, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def sealed(trained, tmp_path):
+def sealed(charter, trained, tmp_path):
     def seal(file: str, member: str = "north", key: SigningKey | None = None, created: str = OLD) -> Path:
         path = tmp_path / f"{file}.safetensors"
-        seal_upload(trained, path, member=member, created=created, sign=None if key is None else signer(key))
+        seal_upload(trained, path, member=member, created=created)
+        rewrite(path, lambda manifest: manifest.update(client=charter.client(member)), **({"key": key} if key else {}))
         return path
 
     return seal
@@ -273,3 +276,88 @@ def told(path: Path) -> str:
         return str(disclose(path).to_dict())
     except UploadError as error:
         return str(error)
+
+
+def test_nobody_can_send_under_anothers_number(charter, keys, sealed):
+    """A member that takes another's client number would have that other one suspected and removed in its place."""
+    path = sealed("a", key=keys["north"])
+    rewrite(path, lambda manifest: manifest.update(client=charter.client("south")), key=keys["north"])
+    intake, verdicts = only(charter, path)
+    assert intake.uploads == {}
+    assert verdicts["a"].member is None
+    assert f"north's is {charter.client('north')}" in verdicts["a"].reason
+
+
+def test_a_name_that_needs_no_key_is_not_to_be_had_with_anothers_key(charter, keys, sealed):
+    mixed = revised(charter, members={"north": keys["north"].public, "south": None})
+    _, verdicts = only(mixed, sealed("a", "south", keys["north"]))
+    assert "signed with north's key, but says it is from south" in verdicts["a"].reason
+
+
+def test_one_key_for_two_names_counts_for_neither(charter, keys, sealed):
+    opened = revised(charter, members={})
+    intake, verdicts = only(opened, sealed("a", "one", keys["mallory"]), sealed("b", "two", keys["mallory"]))
+    assert intake.uploads == {}
+    assert "one key signs for one and two" in verdicts["a"].reason
+
+
+def test_a_connection_that_belongs_to_a_member_carries_only_its_own(charter, keys, sealed):
+    path = sealed("a", key=keys["north"])
+    assert list(only(charter, path, carriers={path: "north"})[0].uploads) == ["north"]
+    intake, verdicts = only(charter, path, carriers={path: "south"})
+    assert intake.uploads == {}
+    assert "came from south's node, but says that it is from north" in verdicts["a"].reason
+
+
+def test_what_a_stranger_claims_to_be_is_called_a_claim(charter, keys, sealed):
+    """A refused file must not make its pretended sender look bad."""
+    _, verdicts = only(charter, sealed("a", "north", keys["mallory"]))
+    assert verdicts["a"].member is None
+    assert verdicts["a"].who == "unknown, claims to be north"
+
+
+def test_an_older_upload_than_the_one_fused_is_refused_unless_it_is_named(charter, keys, sealed):
+    old = sealed("old", key=keys["north"], created=OLD)
+    known = Known(newest={"north": NEW})
+    intake, verdicts = only(charter, old, known=known)
+    assert intake.uploads == {}
+    assert verdicts["old"].status == "refused"
+    assert verdicts["old"].member == "north"
+    assert "made 2026-01-01 00:00 UTC, before the upload of north that was fused already" in verdicts["old"].reason
+    assert f"--add {old} takes the older one" in verdicts["old"].reason
+    named = take_in(charter, [sealed("new", key=keys["north"], created=NEW)], [old], known=known)
+    assert named.uploads["north"].path == old
+    assert "the one that --add names is taken" in named.notes[0]
+
+
+def test_a_clock_may_be_minutes_ahead_and_no_more(charter, keys, sealed):
+    def made(**ahead: float) -> str:
+        return (datetime.now(UTC) + timedelta(**ahead)).isoformat()
+
+    assert only(charter, sealed("a", key=keys["north"], created=made(minutes=5)))[1]["a"].status == "in"
+    verdict = only(charter, sealed("a", key=keys["north"], created=made(hours=1)))[1]["a"]
+    assert verdict.status == "refused"
+    assert "set its clock" in verdict.reason
+
+
+def test_the_members_own_command_dates_an_upload_anew_that_was_dated_ahead(charter, keys, images, tmp_path):
+    path = make(charter, images, tmp_path / "north.safetensors", "north", keys["north"])
+    before = read_manifest(path)
+    ahead = (datetime.now(UTC) + timedelta(days=400)).isoformat()
+    rewrite(path, lambda manifest: manifest.update(created=ahead), key=keys["north"])
+    make(charter, images, path, "north", keys["north"])
+    after = read_manifest(path)
+    assert before["created"] < after["created"] < ahead
+    assert after["tensors"] == before["tensors"]
+    assert only(charter, path)[1]["north"].status == "in"
+
+
+def test_file_names_cannot_forge_lines(charter, keys, sealed, tmp_path):
+    honest = sealed("a", key=keys["mallory"])
+    forged = Path(os.fsdecode(bytes(tmp_path) + b"/x\n\x1b[32mnorth is in\xff.safetensors"))
+    forged.write_bytes(honest.read_bytes())
+    (verdict,) = take_in(charter, [forged]).verdicts
+    for text in (verdict.file, verdict.reason):
+        assert text.isprintable()
+        assert text.isascii()
+    assert "x\\n\\x1b[32mnorth is in\\xff" in verdict.file

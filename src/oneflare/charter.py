@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
-from oneflare.client import ClientJob
+from oneflare.client import ClientJob, shared_start
 from oneflare.config import Experiment, Pixels, Section, read_yaml
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, did_you_mean
@@ -88,7 +88,7 @@ class Charter(Section):
     version: Literal[1] = 1
     name: str
     id: str = Field(pattern=r"^[0-9a-f]{32}$", description="random: two federations with the same terms stay apart")
-    classes: Annotated[tuple[str, ...], BeforeValidator(_class_names)] = Field(min_length=2)
+    classes: Annotated[tuple[str, ...], BeforeValidator(_class_names)] = Field(min_length=2, max_length=10_000)
     image: ImageTerms = ImageTerms()
     deadline: Annotated[datetime | None, BeforeValidator(_utc)] = None
     use: str = Field("", description="what the model is for; goes to its card")
@@ -136,6 +136,11 @@ class Charter(Section):
         terms = resolve(self.experiment, given, {"train": {"snapshots": 0}})
         if terms.encoder["name"] == CUSTOM:
             raise ConfigError("experiment.encoder: members need an encoder by name; see `oneflare run --help`")
+        if terms.objective.public_bank:
+            raise ConfigError(
+                f"experiment.objective.bank: method {terms.method} trains with public images, and a charter cannot "
+                "carry any; choose another method, or run it as a simulation"
+            )
         if terms.upload.statistics_noise_seed is not None:
             raise ConfigError("experiment.upload.statistics_noise_seed: noise that others can redraw hides nothing")
         return terms
@@ -168,11 +173,7 @@ class Charter(Section):
 
     def template(self) -> PrototypeNetwork:
         """The start that all members share, which the server fills."""
-        image, contract = self.contract.image, self.contract
-        classes = len(self.classes)
-        return initial_network(
-            contract.encoder, image.channels, image.size, classes, self.terms.seed, None, contract.dim
-        )
+        return shared_start(self.terms, self.contract, None)
 
     def client(self, member: str) -> int:
         """A member's number: the name of its random streams, the same wherever and whenever it trains."""
@@ -250,7 +251,7 @@ def read_charter(path: Path) -> Charter:
         path = path / FILE
         if not path.exists():
             raise ConfigError(f"no {FILE} in {path.parent}; `oneflare server init {path.parent}` makes one")
-    content = read_yaml(path)
+    content = read_yaml(path, f"a federation's {FILE}")
     try:
         charter = _validate(content)
         charter.contract  # noqa: B018  (refuses parts that do not fit the images)

@@ -27,6 +27,7 @@ from oneflare import _version
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.files import digest_of
 from oneflare.registry import one_line
+from oneflare.strict import YAML_CHARACTERS, strict_yaml
 
 Layer = Mapping[str, Any]
 
@@ -134,9 +135,9 @@ class PartitionConfig(Section):
     """Who owns what."""
 
     kind: str = "dirichlet"
-    clients: int = Field(5, ge=1)
+    clients: int = Field(5, ge=1, le=100_000)
     alpha: float = Field(0.05, gt=0, description="Dirichlet concentration: small is badly skewed")
-    shards: int = Field(2, ge=1, description="shards per client for kind=shards")
+    shards: int = Field(2, ge=1, le=100_000, description="shards per client for kind=shards")
     min_samples: int = Field(1, ge=0, description="redraw (a bounded number of times) until clients have this")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments for kind=flwr:NAME")
 
@@ -187,8 +188,8 @@ class ObjectiveConfig(Section):
 class TrainConfig(Section):
     """The local training budget of each client."""
 
-    epochs: int = Field(40, ge=1)
-    batch_size: int = Field(32, ge=1)
+    epochs: int = Field(40, ge=1, le=1_000_000)
+    batch_size: int = Field(32, ge=1, le=1_000_000)
     lr: float = Field(0.05, gt=0)
     schedule: Component = {"name": "constant"}
     lr_scale_batch: int | None = Field(
@@ -203,7 +204,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     holdout: float = Field(0.0, ge=0, lt=1, description="part of a client's images kept back to calibrate its model")
-    snapshots: int = Field(4, ge=0, description="moments before the end at which fusion is simulated")
+    snapshots: int = Field(4, ge=0, le=1_000_000, description="moments before the end at which fusion is simulated")
     cohort: int | None = Field(None, ge=1, description="most clients trained as one batch of models; default: a rule")
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -371,15 +372,34 @@ def _merge_into(target: dict[str, Any], layer: Layer) -> None:
 
 
 def expand(layer: Layer) -> dict[str, Any]:
-    """Short forms and dotted keys as nested sections: `{"alpha": 1}` -> `{"partition": {"alpha": 1}}`."""
+    """Short forms and dotted keys as nested sections: `{"alpha": 1}` -> `{"partition": {"alpha": 1}}`.
+
+    A setting that is given twice in one layer, such as `alpha` and `partition.alpha`, is an error.
+    """
     result: dict[str, Any] = {}
     for key, value in layer.items():
         path = SHORT_FORMS.get(key, key).split(".")
         node: dict[str, Any] = {path[-1]: value}
         for part in reversed(path[:-1]):
             node = {part: node}
+        twice = _given_twice(result, node)
+        if twice is not None:
+            raise ConfigError(f"{twice} is given twice, also as '{key}'; remove one of the two")
         _merge_into(result, node)
     return result
+
+
+def _given_twice(old: Layer, new: Layer) -> str | None:
+    """The first setting that both layers have; a component's name and its options do not collide."""
+    for key in new:
+        if key in old:
+            both = [_named(layer[key]) for layer in (old, new)]
+            if not all(isinstance(value, Mapping) for value in both):
+                return str(key)
+            inner = _given_twice(*both)
+            if inner is not None:
+                return f"{key}.{inner}"
+    return None
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
@@ -390,9 +410,10 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         if not separator or not key:
             raise ConfigError(f"'{word}' is not key=value; for example alpha=0.1 or train.lr=0.05")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"{key}: '{text}' is not a YAML value; quote it") from None
+            value = strict_yaml(text)
+        except ValueError as error:
+            reason = str(error).removeprefix("line 1: ")
+            raise ConfigError(f"{key}: '{text:.80}' is not a YAML value ({reason}); quote it if it is text") from None
         layer = merge(layer, {key: _number(value)})
     return layer
 
@@ -407,17 +428,23 @@ def _number(value: Any) -> Any:
     return value
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, what: str = "an experiment file") -> dict[str, Any]:
+    """The mapping in a YAML file, read strictly (`strict.strict_yaml`); every YAML file of a user comes through here.
+
+    what: the kind of file that is wanted, for the error where there is none.
+    """
     try:
-        content = yaml.safe_load(path.read_text())
+        with path.open("rb") as file:
+            content = strict_yaml(file.read(4 * YAML_CHARACTERS + 1))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of an experiment file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        place = f" at line {line + 1}" if line is not None else ""
-        raise ConfigError(f"{path} is not valid YAML{place}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of {what}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must be a mapping such as 'method: flare'")
+    for key in content:
+        if not isinstance(key, str):
+            raise ConfigError(f"{path}: the key {key} is a number; keys are words such as 'method'")
     return content

@@ -13,47 +13,42 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
-from oneflare.charter import FILE, Charter, read_charter
+from oneflare.charter import Charter, read_charter
 from oneflare.data import Split
 from oneflare.errors import RunError, did_you_mean
-from oneflare.files import exclusive, read_json, remove_partial, write_bytes, write_json
+from oneflare.files import exclusive, read_json, remove_partial
 from oneflare.fusion import GlobalModel, UploadSet, build_fusion, check_needs
 from oneflare.fusion.suspects import find_suspects
 from oneflare.intake import Intake, Verdict, take_in
 from oneflare.member import now
 from oneflare.metrics import score
 from oneflare.nn.hardware import one_thread
-from oneflare.upload import Upload
+from oneflare.plain import plain
+from oneflare.versions import MODEL, MODELS, FederationFiles, install, prepared
 from oneflare.vouching import coordinator_key, sign_fusion
 
 Say = Callable[[str], None]
 
 
-class FederationFiles:
-    """Where a federation's files are."""
+@dataclass(frozen=True)
+class Rules:
+    """Which uploads may be fused.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.charter = folder / FILE
-        self.members = folder / "members"
-        self.state = folder / "state.json"
-        self.model = folder / "model.safetensors"
-        self.result = folder / "result.json"
-        self.card = folder / "card.md"
-        self.report = folder / "report.html"
+    late: also those made after the deadline. keep: a member that sent nothing usable now stays in with its upload of
+    the last fusion. min_members: fewer members and nothing is fused; None: as many as the last fusion had, without
+    those who were removed; where there was none yet, all who are admitted.
+    """
 
-    def member(self, name: str) -> Path:
-        return self.members / f"{name}.safetensors"
+    late: bool = False
+    keep: bool = False
+    min_members: int | None = None
 
-    def other_model(self, fusion: str) -> Path:
-        return self.folder / "models" / f"{fusion}.safetensors"
-
-    def kept(self) -> list[Path]:
-        return sorted(self.members.glob("[!.]*.safetensors"))
-
-    def removed(self) -> dict[str, str]:
-        """member -> when it was removed"""
-        return dict(read_json(self.state)["removed"]) if self.state.exists() else {}
+    def least(self, charter: Charter, last: Mapping[str, Any] | None, removed: Mapping[str, str]) -> int:
+        """How many members a fusion needs; who was removed does not count."""
+        if self.min_members is not None:
+            return self.min_members
+        names = charter.members if last is None else [member["name"] for member in last["members"]]
+        return max(1, sum(name not in removed for name in names))
 
 
 @dataclass(frozen=True)
@@ -71,47 +66,108 @@ def fuse_federation(
     uploads: Path | None = None,
     add: Sequence[Path] = (),
     remove: Sequence[str] = (),
-    late: bool = False,
+    rules: Rules | None = None,
     test: Split | None = None,
     say: Say | None = None,
 ) -> Fused:
     """Verify, choose, fuse, write model and result. Without `uploads`, those of the last fusion are taken again.
 
+    Where too few members are left nothing is changed (`Rules.min_members`). The version before stays in `previous/`.
+
     test: held-out images the coordinator may have; otherwise the model stays unmeasured.
     """
-    charter, files = read_charter(folder), FederationFiles(folder)
-    coordinator_key(charter, folder)  # a wrong key is found before the work
+    files, rules, say = FederationFiles(folder), rules or Rules(), say or (lambda _: None)
+    coordinator_key(read_charter(folder), folder)  # a wrong key is found before the work
     with exclusive(folder):
+        charter = read_charter(folder)
         remove_partial(folder)
-        sources = _upload_files(uploads) if uploads is not None else files.kept()
-        if not sources and not add:
-            where = f"in {uploads}" if uploads is not None else "yet; give --uploads FOLDER"
-            raise RunError(f"there is no upload {where}")
-        intake = take_in(charter, sources, add, removed=files.removed(), late=late or uploads is None)
-        intake, removed = _without(charter, intake, remove, files.removed())
-        if say is not None:
-            for note in intake.notes:
-                say(note)
-        if not intake.uploads:
-            reasons = "; ".join(f"{verdict.file}: {verdict.reason or verdict.status}" for verdict in intake.verdicts)
-            raise RunError(f"no usable upload, nothing was changed ({reasons})")
-        if say is not None:
-            say(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
-        with one_thread():
+        last = files.last()
+        intake = _examined(charter, files, uploads, add, rules)
+        intake, removed = _without(charter, intake, remove, files.known().removed)
+        for note in intake.notes:
+            say(note)
+        _enough(intake, rules.least(charter, last, removed), charter, last, removed)
+        say(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
+        with one_thread(), prepared(files) as place:
             collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
             suspects = _suspects(collected, intake)
             for warning in suspects.values():
-                if say is not None:
-                    say(warning)
-            fusions = _fuse(charter, files, collected, test)
-        content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects}
-        _keep(files, intake.uploads)
-        write_json(files.state, {"removed": removed})
-        write_json(files.result, content)
+                say(warning)
+            fusions = _fuse(charter, place, collected, test)
+            content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects}
+            content["change"] = change(last, content)
+            install(files, content, intake.uploads, removed)
         unsigned = sign_fusion(charter, folder, content)
-        if unsigned is not None and say is not None:
+        if unsigned is not None:
             say(unsigned)
     return Fused(charter, files, content)
+
+
+def _examined(
+    charter: Charter, files: FederationFiles, uploads: Path | None, add: Sequence[Path], rules: Rules
+) -> Intake:
+    """The verdict on every file that takes part in this fusion."""
+    kept = files.kept()
+    sources = _upload_files(uploads) if uploads is not None else kept
+    if not sources and not add:
+        where = f"in {uploads}" if uploads is not None else "yet; give --uploads FOLDER"
+        raise RunError(f"there is no upload {where}")
+    late = rules.late or uploads is None
+    fallback = kept if rules.keep and uploads is not None else ()
+    return take_in(charter, sources, add, known=files.known(), late=late, fallback=fallback)
+
+
+def _enough(
+    intake: Intake, least: int, charter: Charter, last: Mapping[str, Any] | None, removed: Mapping[str, str]
+) -> None:
+    """Refuse to fuse fewer members than are needed, and say who is not in and why."""
+    present = intake.uploads
+    if len(present) >= max(1, least):
+        return
+    before = [] if last is None else [member["name"] for member in last["members"]]
+    reasons = [
+        f"{verdict.who} ({verdict.file}) is {verdict.status}: {verdict.reason}"
+        for verdict in intake.verdicts
+        if verdict.status not in ("in", "superseded")
+    ]
+    heard = {verdict.member for verdict in intake.verdicts}
+    silent = [name for name in dict.fromkeys([*before, *charter.members]) if name not in {*heard, *removed}]
+    reasons += [f"{' and '.join(silent)} sent nothing"] if silent else []
+    if not present:
+        raise RunError(f"no usable upload, nothing was changed ({'; '.join(reasons)})")
+    why = "as many as in the last fusion" if last is not None else "as many as are admitted"
+    remedies = [f"--min-members {len(present)} fuses without the others"]
+    if any(name not in present and name not in removed for name in before):
+        remedies.append("--keep fuses the others' uploads of the last fusion again")
+    raise RunError(
+        f"{len(present)} usable upload{'s' if len(present) > 1 else ''} ({', '.join(present)}), but {least} are needed "
+        f"({why}, unless --min-members says otherwise); nothing was changed. {'; '.join(reasons)}. "
+        f"{'; '.join(remedies)}"
+    )
+
+
+def change(last: Mapping[str, Any] | None, content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How a fusion differs from the one before: who came, who is gone, who sent anew, which classes nobody has now."""
+    if last is None:
+        return None
+    before, after = ({member["name"]: member for member in result["members"]} for result in (last, content))
+    return {
+        "since": last["fused"],
+        "came": [name for name in after if name not in before],
+        "gone": [name for name in before if name not in after],
+        "renewed": [name for name in after if name in before and before[name]["digest"] != after[name]["digest"]],
+        "lost_classes": [
+            name
+            for label, name in enumerate(content["classes"])
+            if _images(last, label) > 0 and _images(content, label) == 0
+        ],
+    }
+
+
+def _images(result: Mapping[str, Any], label: int) -> int:
+    """Images of a class over all members; where counts are withheld, one that nobody knows of is assumed."""
+    rows = [member["counts"] for member in result["members"]]
+    return 1 if None in rows else sum(row[label] for row in rows)
 
 
 def _upload_files(folder: Path) -> list[Path]:
@@ -150,20 +206,18 @@ def _suspects(uploads: UploadSet, intake: Intake) -> dict[str, str]:
     return {names[found.client]: found.warning(names[found.client]) for found in find_suspects(uploads)}
 
 
-def _fuse(
-    charter: Charter, files: FederationFiles, collected: UploadSet, test: Split | None
-) -> dict[str, dict[str, Any]]:
-    """Every fusion of the charter, its model saved whole; the first is the federation's own."""
+def _fuse(charter: Charter, place: Path, collected: UploadSet, test: Split | None) -> dict[str, dict[str, Any]]:
+    """Every fusion of the charter, its model saved in a folder; the first is the federation's own."""
     specs = charter.terms.fusions
     offered = frozenset.intersection(*(upload.fields for upload in collected))
     check_needs(specs, offered, "; change experiment.fusions")
     outcome: dict[str, dict[str, Any]] = {}
     for index, spec in enumerate(specs):
         model = build_fusion(spec).fuse(collected)
-        path = files.model if index == 0 else files.other_model(spec["name"])
+        path = place / (MODEL if index == 0 else f"{MODELS}/{spec['name']}.safetensors")
         model.save(path)
         outcome[spec["name"]] = {
-            "model": str(path.relative_to(files.folder)),
+            "model": str(path.relative_to(place)),
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             "parameters": model.cost.parameters,
             "forward_passes": model.cost.forward_passes,
@@ -206,7 +260,7 @@ def _result(
                 "signed": taken[name].signed,
                 "upload_bytes": upload.file_bytes,
                 "digest": upload.digest,
-                "file": str(upload.path),
+                "file": plain(upload.path),
             }
             for name, upload in present.items()
         ],
@@ -215,17 +269,6 @@ def _result(
         "verdicts": [verdict.to_dict() for verdict in intake.verdicts],
         "notes": list(intake.notes),
     }
-
-
-def _keep(files: FederationFiles, uploads: Mapping[str, Upload]) -> None:
-    """Copies of what was fused and of nothing else: who left, leaves no file behind."""
-    for name, upload in uploads.items():
-        target = files.member(name)
-        if not (target.exists() and target.samefile(upload.path)):
-            write_bytes(target, upload.path.read_bytes())
-    for path in files.kept():
-        if path.stem not in uploads:
-            path.unlink()
 
 
 def read_fused(folder: Path) -> dict[str, Any]:

@@ -184,10 +184,11 @@ def _unflatten(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path, wait_seconds: float = 0.0) -> Iterator[None]:
     """Hold a folder for one process; the lock dies with its holder, so a stale one cannot block anybody.
 
-    A killed holder's worker processes may outlive it for a moment; they are waited for.
+    A killed holder's worker processes may outlive it for a moment; they are waited for. wait_seconds: how long a living
+    holder is waited for.
     """
     import fcntl
 
@@ -197,7 +198,7 @@ def exclusive(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"{folder} cannot be written ({error.strerror}); choose another --out") from None
     with file:
-        end = time.monotonic() + ORPHAN_SECONDS
+        started = time.monotonic()
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -205,7 +206,8 @@ def exclusive(folder: Path) -> Iterator[None]:
             except OSError:
                 file.seek(0)
                 holder = file.read().strip() or "unknown"
-                if _alive(holder) or not holder.isdecimal() or time.monotonic() > end:
+                orphaned = holder.isdecimal() and not _alive(holder)
+                if time.monotonic() - started > max(wait_seconds, ORPHAN_SECONDS if orphaned else 0.0):
                     raise InUseError(
                         f"{folder} is in use by process {holder}; wait for it or choose another --out"
                     ) from None

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from oneflare.charter import Charter, short
-from oneflare.errors import ConfigError, UploadError
+from oneflare.charter import Charter
+from oneflare.errors import UploadError
 from oneflare.fusion import offered_fields
-from oneflare.signing import check_name, verify
+from oneflare.plain import plain
+from oneflare.roster import Sender, identify
 from oneflare.upload import Upload, read_manifest, read_upload
-
-CLOCK_TOLERANCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,27 @@ class Verdict:
     status: str
     """in | refused | superseded | late | removed"""
     member: str | None = None
+    """who the upload is from; None where that could not be established"""
+    claims: str | None = None
+    """the member's name that the file carries, whoever wrote it there"""
     reason: str = ""
     created: str | None = None
     signed: bool = False
     digest: str | None = None
 
+    @property
+    def who(self) -> str:
+        """For people: the member, or what the file claims."""
+        return named(self.to_dict())
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def named(verdict: Mapping[str, Any]) -> str:
+    """Whom a verdict is about: the member, or what the file claims where nobody knows who sent it."""
+    claims = verdict.get("claims")
+    return str(verdict["member"] or (f"unknown, claims to be {claims}" if claims else "unknown"))
 
 
 @dataclass(frozen=True)
@@ -46,57 +59,84 @@ class Intake:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What a federation remembers about its members' uploads.
+
+    removed: member -> when it was removed. newest: member -> the date of the newest upload of it that was fused.
+    """
+
+    removed: Mapping[str, str] = field(default_factory=dict)
+    newest: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class _Candidate:
     upload: Upload
-    created: datetime
-    key: str | None
-    """that signed it"""
+    sender: Sender
+    explicit: bool
 
     @property
-    def rank(self) -> tuple[bool, datetime, str]:
-        """Signed before unsigned, then the newest; equal moments are decided by digest, so that order never counts."""
-        return self.key is not None, self.created, self.upload.digest
+    def rank(self) -> tuple[bool, bool, datetime, str]:
+        """Signed before unsigned, then what the coordinator named, then the newest; equal moments are decided by
+        digest, so that order never counts."""
+        return self.sender.key is not None, self.explicit, self.sender.created, self.upload.digest
 
 
 @dataclass
 class _Desk:
     charter: Charter
-    removed: Mapping[str, str]
+    known: Known
     late: bool
+    carriers: Mapping[Path, str]
     verdicts: list[Verdict] = field(default_factory=list)
     candidates: dict[str, list[_Candidate]] = field(default_factory=lambda: defaultdict(list))
 
     def examine(self, path: Path, explicit: bool) -> None:
-        """explicit: the coordinator named this very file, so neither deadline nor an earlier removal keeps it out"""
+        """explicit: the coordinator named this very file, so neither deadline, date nor a removal keeps it out"""
         manifest: dict[str, Any] = {}
+        sender: Sender | None = None
         try:
             manifest = read_manifest(path)
-            member, created, key = identify(path, manifest, self.charter)
-            if member in self.removed and not explicit:
-                day = self.removed[member][:10]
-                self._verdict(path, manifest, "removed", f"was removed on {day}; --add {path} takes it back")
-                return
-            deadline = self.charter.deadline
-            if deadline is not None and created > deadline and not (explicit or self.late):
-                reason = f"made {_span(created - deadline)} after the deadline; --late or --add {path} takes it"
-                self._verdict(path, manifest, "late", reason)
+            sender = identify(path, manifest, self.charter, self.carriers.get(path))
+            kept_out = None if explicit else self._kept_out(path, sender)
+            if kept_out is not None:
+                self._verdict(path, manifest, *kept_out, sender)
                 return
             upload = verified(path, self.charter)
             if upload.digest != manifest["digest"]:
                 raise UploadError(f"{path}: changed while it was read; fuse again")
-            self.candidates[member].append(_Candidate(upload, created, key))
+            self.candidates[sender.member].append(_Candidate(upload, sender, explicit))
         except UploadError as error:
-            self._verdict(path, manifest, "refused", str(error).removeprefix(f"{path}: "))
+            self._verdict(path, manifest, "refused", str(error).removeprefix(f"{path}: "), sender)
 
-    def _verdict(self, path: Path, manifest: Mapping[str, Any], status: str, reason: str) -> None:
-        member, created = manifest.get("member"), manifest.get("created")
+    def _kept_out(self, path: Path, sender: Sender) -> tuple[str, str] | None:
+        """Status and reason of an upload that is genuine but not wanted."""
+        member, created, deadline = sender.member, sender.created, self.charter.deadline
+        if member in self.known.removed:
+            day = self.known.removed[member][:10]
+            return "removed", f"was removed on {day}; --add {path} takes it back"
+        if deadline is not None and created > deadline and not self.late:
+            return "late", f"made {_span(created - deadline)} after the deadline; --late or --add {path} takes it"
+        newest = self.known.newest.get(member)
+        if newest is not None and created < datetime.fromisoformat(newest):
+            return "refused", (
+                f"was made {_minute(created)}, before the upload of {member} that was fused already (made "
+                f"{_minute(datetime.fromisoformat(newest))}); send that one again, or --add {path} takes the older one"
+            )
+        return None
+
+    def _verdict(
+        self, path: Path, manifest: Mapping[str, Any], status: str, reason: str, sender: Sender | None
+    ) -> None:
+        claims, created = manifest.get("member"), manifest.get("created")
         self.verdicts.append(
             Verdict(
-                str(path),
+                plain(path),
                 status,
-                member if isinstance(member, str) and len(member) <= 64 and member.isprintable() else None,
-                reason,
-                created if isinstance(created, str) and len(created) <= 40 and created.isprintable() else None,
+                None if sender is None else sender.member,
+                plain(claims, 64) if isinstance(claims, str) else None,
+                plain(reason),
+                plain(created, 40) if isinstance(created, str) else None,
                 bool(manifest.get("signature")),
                 manifest.get("digest"),
             )
@@ -106,35 +146,56 @@ class _Desk:
         """One upload per member: the newest signed one."""
         chosen: dict[str, Upload] = {}
         notes: list[str] = []
+        shared = self._shared_keys()
         for member in sorted(self.candidates):
-            distinct = {(candidate.upload.digest, candidate.key): candidate for candidate in self.candidates[member]}
-            keys = {candidate.key for candidate in distinct.values() if candidate.key is not None}
+            distinct = {(found.upload.digest, found.sender.key): found for found in self.candidates[member]}
+            for found in self.candidates[member]:  # of two copies, the one that the coordinator named
+                if found.explicit:
+                    distinct[found.upload.digest, found.sender.key] = found
+            keys = {found.sender.key for found in distinct.values() if found.sender.key is not None}
+            reason = None
             if len(keys) > 1:
-                for candidate in distinct.values():
-                    self._settled(
-                        candidate,
-                        "refused",
-                        f"{len(keys)} keys sign for {member}; admit the right one: `oneflare server admit`",
-                    )
+                reason = f"{len(keys)} keys sign for {member}; admit the right one: `oneflare server admit`"
+            for key in sorted(keys & set(shared)):
+                reason = f"one key signs for {' and '.join(shared[key])}; each member needs its own"
+            if reason is not None:
+                for found in distinct.values():
+                    self._settled(found, "refused", reason)
                 continue
-            ranked = sorted(distinct.values(), key=lambda candidate: candidate.rank, reverse=True)
-            first = ranked[0]
-            chosen[member] = first.upload
-            self._settled(first, "in", "")
-            notes += [f"{member} says: {text}" for text in first.upload.notes]
-            for other in ranked[1:]:
-                kind = "unsigned" if first.key is not None and other.key is None else "older"
-                self._settled(other, "superseded", f"{kind}; {first.upload.path} is taken instead")
-            if len(ranked) > 1:
-                signed = "signed " if first.key is not None else ""
-                notes.append(
-                    f"{member} sent {len(ranked)} uploads; the newest {signed}one is taken: "
-                    f"{first.upload.path}, made {first.created.isoformat(timespec='seconds')}"
-                )
+            ranked = sorted(distinct.values(), key=lambda found: found.rank, reverse=True)
+            chosen[member] = ranked[0].upload
+            notes += self._rank(member, ranked)
         return Intake(chosen, tuple(self.verdicts), tuple(notes))
 
-    def _settled(self, candidate: _Candidate, status: str, reason: str) -> None:
-        self._verdict(candidate.upload.path, candidate.upload.manifest, status, reason)
+    def _shared_keys(self) -> dict[str, list[str]]:
+        """Keys that sign for more than one member; only a federation without admitted keys can see any."""
+        users: dict[str, list[str]] = defaultdict(list)
+        for member in sorted(self.candidates):
+            for key in {found.sender.key for found in self.candidates[member]}:
+                if key is not None:
+                    users[key].append(member)
+        return {key: members for key, members in users.items() if len(members) > 1}
+
+    def _rank(self, member: str, ranked: Sequence[_Candidate]) -> Iterator[str]:
+        """Verdicts on all uploads of a member, the best first, and what the coordinator must hear about it."""
+        first = ranked[0]
+        self._settled(first, "in", "")
+        yield from (f"{member} says: {text}" for text in first.upload.notes)
+        for other in ranked[1:]:
+            kind = "unsigned" if first.sender.key is not None and other.sender.key is None else "older"
+            if other.sender.created > first.sender.created and kind == "older":
+                kind = "not the one that --add names"
+            self._settled(other, "superseded", f"{kind}; {first.upload.path} is taken instead")
+        if len(ranked) > 1:
+            signed = "signed " if first.sender.key is not None else ""
+            which = "one that --add names" if first.explicit else f"newest {signed}one"
+            yield plain(
+                f"{member} sent {len(ranked)} uploads; the {which} is taken: "
+                f"{first.upload.path}, made {first.sender.created.isoformat(timespec='seconds')}"
+            )
+
+    def _settled(self, found: _Candidate, status: str, reason: str) -> None:
+        self._verdict(found.upload.path, found.upload.manifest, status, reason, found.sender)
 
 
 def take_in(
@@ -142,70 +203,25 @@ def take_in(
     files: Iterable[Path],
     explicit: Sequence[Path] = (),
     *,
-    removed: Mapping[str, str] | None = None,
+    known: Known | None = None,
     late: bool = False,
+    carriers: Mapping[Path, str] | None = None,
+    fallback: Sequence[Path] = (),
 ) -> Intake:
     """Examine files; `explicit` ones were named by the coordinator.
 
-    removed: member -> when it was removed; late: uploads made after the deadline count.
+    late: uploads made after the deadline count. carriers: file -> the member whose connection delivered it, see
+    `roster.identify`. fallback: MEMBER.safetensors, examined for members that sent nothing usable.
     """
-    desk = _Desk(charter, removed or {}, late)
+    desk = _Desk(charter, known or Known(), late, carriers or {})
     for path in explicit:
         desk.examine(path, explicit=True)
     for path in files:
         desk.examine(path, explicit=False)
+    for path in fallback:
+        if path.stem not in desk.candidates:
+            desk.examine(path, explicit=True)
     return desk.settle()
-
-
-def identify(path: Path, manifest: Mapping[str, Any], charter: Charter) -> tuple[str, datetime, str | None]:
-    """Who made an upload, when, and with which key it is signed; refuses strangers and bad signatures."""
-    federation = manifest.get("federation")
-    if federation != charter.fingerprint:
-        made_for = short(federation) if isinstance(federation, str) and federation.isalnum() else "unknown"
-        raise UploadError(
-            f"{path}: was made for another federation or other terms ({made_for}, not {short(charter.fingerprint)})"
-        )
-    member = manifest.get("member")
-    if member is None:
-        raise UploadError(f"{path}: carries no member's name; make it with `oneflare client train`")
-    try:
-        charter.check_member(check_name(member))
-    except ConfigError as error:
-        raise UploadError(f"{path}: {error}") from None
-    return member, _moment(path, manifest.get("created")), _signed_by(path, manifest, charter, member)
-
-
-def _moment(path: Path, created: Any) -> datetime:
-    try:
-        moment = datetime.fromisoformat(created)
-    except (TypeError, ValueError):
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise UploadError(f"{path}: does not say when it was made; train again")
-    if moment > datetime.now(UTC) + CLOCK_TOLERANCE:
-        raise UploadError(f"{path}: is dated {moment:%Y-%m-%d}, in the future; the member must set its clock")
-    return moment
-
-
-def _signed_by(path: Path, manifest: Mapping[str, Any], charter: Charter, member: str) -> str | None:
-    wanted, signature = charter.members.get(member), manifest.get("signature")
-    if signature is None:
-        if wanted is not None:
-            raise UploadError(f"{path}: is not signed, but {member} has a key; train with --key")
-        return None
-    key = signature.get("key") if isinstance(signature, dict) else None
-    value = signature.get("value") if isinstance(signature, dict) else None
-    if not isinstance(key, str) or not isinstance(value, str):
-        raise UploadError(f"{path}: the signature is damaged; send it again")
-    if wanted is not None and key != wanted:
-        raise UploadError(f"{path}: is signed with another key than the one admitted for {member}")
-    try:
-        genuine = verify(key, value, str(manifest["digest"]))
-    except ConfigError:
-        genuine = False
-    if not genuine:
-        raise UploadError(f"{path}: the signature is not {member}'s; it was forged or the upload altered")
-    return key
 
 
 def verified(path: Path, charter: Charter) -> Upload:
@@ -229,3 +245,7 @@ def _span(span: timedelta) -> str:
     minutes = int(span.total_seconds() // 60)
     days, hours = minutes // 1440, minutes // 60
     return f"{days} days" if days > 1 else f"{hours} hours" if hours > 1 else f"{minutes} minutes"
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

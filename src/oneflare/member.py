@@ -38,6 +38,7 @@ from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_bytes, write_json
 from oneflare.ledger import Balance, Ledger, Question, ledger_folder
 from oneflare.nn.hardware import one_thread
+from oneflare.roster import in_future
 from oneflare.seeds import torch_generator
 from oneflare.signing import SigningKey
 from oneflare.statistics import Statistics, pack
@@ -221,13 +222,14 @@ def _answer(
 
 
 def _same_upload(trained: Path, out: Path, member: str, key: SigningKey | None) -> dict[str, Any] | None:
-    """The manifest of `out` if it is this training's upload, by this member, signed with this key."""
+    """The manifest of `out` if it is this training's upload, by this member, signed with this key, not dated ahead."""
     try:
         manifest, source = read_manifest(out), read_manifest(trained)
     except UploadError:
         return None
     signed = manifest.get("signature") or {}
     same = manifest["tensors"] == source["tensors"] and manifest.get("member") == member
+    same = same and not in_future(datetime.fromisoformat(manifest["created"]))
     return manifest if same and signed.get("key") == (None if key is None else key.public) else None
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from oneflare.errors import TrainingError
-from oneflare.nn import FeatureMap, build_feature_map
+from oneflare.nn import FeatureMap, build_feature_map, check_size
 from oneflare.noise import Words, discrete_gaussian
 from oneflare.privacy import FINEST, Privacy
 
@@ -56,6 +56,8 @@ class Plan:
         privacy: Privacy | None = None,
     ) -> Plan:
         features = build_feature_map(feature_map, channels, size, None if privacy is None else privacy.clip)
+        numbers = features.dim * (features.dim + 1) // 2
+        check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
         return cls(feature_map, features.fingerprint(), features.dim, dtype, privacy)
 
     @property

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from oneflare.charter import Charter
     from oneflare.signing import SigningKey
 
+WAIT_SECONDS = 60.0
+"""for another command that changes the same federation"""
 OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
 server = typer.Typer(help="Coordinate a federation: its terms, its members, its model.", **OPTIONS)
 client = typer.Typer(help="Take part in a federation: a key, training on your own data, one upload.", **OPTIONS)
@@ -68,13 +70,12 @@ def init(
     from oneflare.charter import FILE, new_charter, revised, short
     from oneflare.cli import show
     from oneflare.config import parse_overrides
-    from oneflare.errors import ConfigError
+    from oneflare.files import exclusive
     from oneflare.member import upload_size
     from oneflare.vouching import PRIVATE, make_key
 
     path = folder / FILE
-    if path.exists():
-        raise ConfigError(f"{path} exists; its members rely on it, so start another federation in another folder")
+    _refuse_existing(path)
     charter = new_charter(
         name or folder.resolve().name,
         parse_overrides(overrides or []),
@@ -90,9 +91,11 @@ def init(
         limits=limits,
         members=dict(_member(text) for text in member or []),
     )
-    key = make_key(folder)  # after everything else was found right
-    charter = revised(charter, coordinator=key)
-    charter.write(path)
+    with exclusive(folder, wait_seconds=WAIT_SECONDS):
+        _refuse_existing(path)
+        key = make_key(folder)  # after everything else was found right
+        charter = revised(charter, coordinator=key)
+        charter.write(path)
     size = upload_size(charter)
     if json:
         show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size})
@@ -130,14 +133,20 @@ def admit(
     """
     from oneflare.charter import FILE, read_charter, revised
     from oneflare.cli import show
+    from oneflare.files import exclusive
     from oneflare.signing import check_name, public_key_of
 
-    charter = read_charter(folder)
-    members = dict(charter.members) | {check_name(name): None if key is None else public_key_of(key)}
-    changed = revised(charter, members=members)
-    changed.write(folder / FILE)
-    how = "without a key: whoever uses this name is believed" if key is None else f"with key {members[name]}"
-    show.done(f"admitted {name} {how}; members: {', '.join(changed.members)}")
+    public = None if key is None else public_key_of(key)
+    check_name(name)
+    read_charter(folder)  # refuses a folder that is no federation's before anything is written there
+    with exclusive(folder, wait_seconds=WAIT_SECONDS):
+        charter = read_charter(folder)
+        changed = revised(charter, members=dict(charter.members) | {name: public})
+        changed.write(folder / FILE)
+    how = "without a key: whoever uses this name is believed" if public is None else f"with key {public}"
+    replaced = charter.members.get(name)
+    instead = f", which replaces {replaced}" if replaced is not None and replaced != public else ""
+    show.done(f"admitted {name} {how}{instead}; members: {', '.join(changed.members)}")
 
 
 @server.command("fuse")
@@ -151,6 +160,21 @@ def fuse(
         list[str] | None, typer.Option("--remove", help="Leave this member out from now on; repeat.")
     ] = None,
     late: Annotated[bool, typer.Option("--late", help="Take uploads that were made after the deadline.")] = False,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep", help="Members that sent nothing usable now stay in with their upload of the last fusion."
+        ),
+    ] = False,
+    min_members: Annotated[
+        int | None,
+        typer.Option(
+            "--min-members",
+            min=1,
+            help="With fewer members nothing is fused and nothing is changed. Default: as many as the last fusion had, "
+            "without those who were removed; for the first fusion, all who are admitted.",
+        ),
+    ] = None,
     test: Annotated[
         Path | None, typer.Option("--test", help="Class folder or parquet of your own to measure the model on.")
     ] = None,
@@ -159,11 +183,15 @@ def fuse(
 ) -> None:
     """Verify uploads, say who is in, missing or refused and why, and make one model with its card and report.
 
-    Works with any non-empty part of the members. Joining and leaving later give exactly what a fresh fusion gives.
+    Works with any non-empty part of the members, if --min-members allows it. Joining and leaving later give exactly
+    what a fresh fusion gives. The version before this fusion stays in the folder `previous`, except where somebody who
+    was removed is in it.
 
     [bold]Examples[/bold]
 
       oneflare server fuse federation --uploads inbox --test held-out
+
+      oneflare server fuse federation --uploads inbox --min-members 2
 
       oneflare server fuse federation --add late/east.safetensors
 
@@ -172,7 +200,7 @@ def fuse(
     from oneflare.charter import read_charter
     from oneflare.cli import show
     from oneflare.cli.show_federation import fused_federation
-    from oneflare.coordinator import fuse_federation
+    from oneflare.coordinator import Rules, fuse_federation
     from oneflare.data.local import read_local
     from oneflare.report.federation import write_card, write_federation_page
 
@@ -185,7 +213,7 @@ def fuse(
         uploads=uploads,
         add=add or (),
         remove=remove or (),
-        late=late,
+        rules=Rules(late=late, keep=keep, min_members=min_members),
         test=None if held_out is None else held_out.split,
         say=None if quiet else show.note,
     )
@@ -372,6 +400,13 @@ def show_upload(
         show.as_json(content.to_dict())
     else:
         disclosure(content)
+
+
+def _refuse_existing(path: Path) -> None:
+    from oneflare.errors import ConfigError
+
+    if path.exists():
+        raise ConfigError(f"{path} exists; its members rely on it, so start another federation in another folder")
 
 
 def _class_names(text: str) -> list[str]:

@@ -108,13 +108,12 @@ def fuse(
 
 def _spec(text: str) -> dict[str, Any]:
     """`name`, or `{name: ..., option: ...}` as in a file of settings."""
-    import yaml
-
     from oneflare.errors import ConfigError
+    from oneflare.strict import strict_yaml
 
     try:
-        spec = yaml.safe_load(text) if text.lstrip().startswith("{") else {"name": text}
-    except yaml.YAMLError:
+        spec = strict_yaml(text) if text.lstrip().startswith("{") else {"name": text}
+    except ValueError:
         spec = None
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise ConfigError(

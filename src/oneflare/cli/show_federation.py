@@ -15,7 +15,9 @@ from oneflare.charter import short
 from oneflare.cli.show import as_json, console_for, line, note
 from oneflare.data.local import class_table
 from oneflare.errors import did_you_mean
-from oneflare.report.federation import size_text
+from oneflare.intake import named
+from oneflare.plain import plain
+from oneflare.report.federation import change_lines, size_text
 
 if TYPE_CHECKING:
     from oneflare.charter import Charter
@@ -92,9 +94,9 @@ def member_progress(charter: Charter, *, enabled: bool) -> Iterator[EpochObserve
 def disclosure(content: Disclosure) -> None:
     """What must be known first; then fields, bytes, what each reveals."""
     console = console_for()
-    console.print(f"[bold]{escape(str(content.path))}[/bold]: {size_text(content.size_bytes)}")
+    console.print(f"[bold]{escape(plain(content.path))}[/bold]: {size_text(content.size_bytes)}")
     signed = {"none": "not signed", "valid": f"signed with {content.key}", "not valid": "[red]BAD SIGNATURE[/red]"}
-    who = escape(str(content.member)) if content.member else "no name"
+    who = escape(plain(content.member)) if content.member else "no name"
     console.print(f"from {who}, for federation {escape(short(content.federation))}, {signed[content.signature]}")
     for position, text in enumerate(content.first):
         console.print(f"[bold]{escape(text)}[/bold]" if position == 0 else escape(text))
@@ -119,7 +121,7 @@ def fused_federation(fused: Fused) -> None:
     for verdict in sorted(content["verdicts"], key=lambda row: (row["status"] != "in", row["member"] or "")):
         status = verdict["status"]
         table.add_row(
-            escape(verdict["member"] or "unknown"),
+            escape(named(verdict)),
             f"[{COLOURS[status]}]{status}[/]",
             str(samples.get(verdict["digest"], "")) if status == "in" else "",
             escape((verdict["created"] or "")[:19]),
@@ -142,5 +144,7 @@ def fused_federation(fused: Fused) -> None:
             else "not measured (--test FOLDER measures it)"
         )
         line(f"{name}: {measured}; {row['forward_passes']} passes, {row['parameters']:,} parameters")
+    for text in change_lines(content["change"]):
+        line(text)
     files = fused.files
     line(f"model: {files.model}, card: {files.card}, report: {files.report}")

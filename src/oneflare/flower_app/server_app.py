@@ -17,16 +17,18 @@ from flwr.app import Context, RecordDict  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 from oneflare.charter import Charter, read_charter, short  # noqa: E402
-from oneflare.coordinator import FederationFiles, Fused, fuse_federation  # noqa: E402
+from oneflare.coordinator import Fused, Rules, fuse_federation  # noqa: E402
 from oneflare.data.local import read_local  # noqa: E402
 from oneflare.engine.flower.gather import Gathered, Terms, gather  # noqa: E402
 from oneflare.engine.flower.records import UPLOAD, question, read_answer  # noqa: E402
 from oneflare.errors import ConfigError, OneFlareError, RunError, UploadError, did_you_mean  # noqa: E402
 from oneflare.files import write_bytes, write_json  # noqa: E402
 from oneflare.flower_app.nodes import read_nodes  # noqa: E402
-from oneflare.intake import Intake, identify, take_in  # noqa: E402
+from oneflare.intake import Intake, take_in  # noqa: E402
 from oneflare.report.federation import write_card, write_federation_page  # noqa: E402
+from oneflare.roster import identify  # noqa: E402
 from oneflare.upload import SIZE_LIMIT, read_manifest  # noqa: E402
+from oneflare.versions import FederationFiles  # noqa: E402
 
 DEFAULTS: dict[str, Any] = {
     "federation": "",
@@ -106,7 +108,7 @@ def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], No
     say(f"{charter.name} ({short(charter.fingerprint)}), {members}: asking every node for its upload")
     gathered = _collect(grid, _Round(charter, settings, owners, inbox), say)
     kept, removed = files.kept(), files.removed()
-    intake = take_in(charter, sorted(inbox.glob("[!.]*.safetensors")), kept, removed=removed)
+    intake = take_in(charter, sorted(inbox.glob("[!.]*.safetensors")), known=files.known(), fallback=kept)
     present = set(intake.uploads)
     missing = [name for name in charter.members if name not in present and name not in removed]
     report = {
@@ -127,7 +129,8 @@ def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], No
             f"{len(present)} usable uploads, but min-members is {least}; nothing was fused"
             + (f" ({reasons})" if reasons else "")
         )
-    fused = fuse_federation(settings.federation, uploads=inbox, add=kept, test=held_out, say=say)
+    rules = Rules(keep=True, min_members=least)
+    fused = fuse_federation(settings.federation, uploads=inbox, rules=rules, test=held_out, say=say)
     write_card(fused)
     write_federation_page(fused)
     for name, fusion in fused.content["fusions"].items():
@@ -140,7 +143,7 @@ def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], No
 def _tell(intake: Intake, report: Mapping[str, Any], say: Callable[[str], None]) -> None:
     for verdict in intake.verdicts:
         if verdict.status != "in":
-            say(f"{verdict.member or verdict.file} is left out ({verdict.status}): {verdict.reason}")
+            say(f"{verdict.who} ({verdict.file}) is left out ({verdict.status}): {verdict.reason}")
     if report["by_file"]:
         say(f"taken in by file before this round: {', '.join(report['by_file'])}")
     say(f"in: {', '.join(report['in']) or 'nobody'}; missing: {', '.join(report['missing']) or 'nobody'}")
@@ -184,16 +187,14 @@ class _Round:
         arrived = self.inbox / f".node-{node}.safetensors"
         write_bytes(arrived, upload)
         try:
-            member, _, _ = identify(arrived, read_manifest(arrived), self.charter)
-            owner = member if self.owners is None else self.owners[node]
-            if member != owner:
-                raise UploadError(f"the reply is an upload of {member}, but this node is registered for {owner}")
+            owner = None if self.owners is None else self.owners[node]
+            sender = identify(arrived, read_manifest(arrived), self.charter, carrier=owner)
             arrived.replace(self.inbox / f"node-{node}.safetensors")
         except UploadError as error:
             raise UploadError(str(error).removeprefix(f"{arrived}: ")) from None
         finally:
             arrived.unlink(missing_ok=True)
-        return member
+        return sender.member
 
 
 def _collect(grid: Grid, this: _Round, say: Callable[[str], None]) -> Gathered:

@@ -1,7 +1,7 @@
 """Networks: encoders, the prototype head, anchors that prototypes are pulled toward, and fixed feature maps."""
 
 from oneflare.nn.anchors import ANCHORS, Anchors, Target, build_anchors, build_target, simplex_etf
-from oneflare.nn.encoders import ENCODERS, build_encoder, encoder_spec
+from oneflare.nn.encoders import ENCODERS, build_encoder, check_size, encoder_spec
 from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_map_spec
 from oneflare.nn.network import PrototypeNetwork, freeze_prototypes, initial_network
 
@@ -17,6 +17,7 @@ __all__ = [
     "build_encoder",
     "build_feature_map",
     "build_target",
+    "check_size",
     "encoder_spec",
     "feature_map_spec",
     "freeze_prototypes",

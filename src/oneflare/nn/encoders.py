@@ -5,7 +5,7 @@ Built-in ones take 1 or 3 channels and 8 to 64 pixels, and scale by `width`. `di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,10 @@ from oneflare.registry import Registry
 
 ENCODERS: Registry[nn.Module] = Registry("encoder")
 CUSTOM = "custom"
+WIDEST = 1 << 16
+"""features of an encoder"""
+MOST_NUMBERS = 1 << 28
+"""of a network, 1 GiB as float32: as much as an upload may hold"""
 
 
 def build_encoder(spec: Mapping[str, Any], channels: int) -> nn.Module:
@@ -30,6 +34,22 @@ def encoder_spec(spec: Mapping[str, Any], classes: int) -> dict[str, Any]:
         own = native_dim(complete)
         complete["dim"] = own if own >= classes - 1 else 32 * ((classes + 31) // 32)
     return complete
+
+
+def check_size(what: str, numbers: int, remedy: str) -> None:
+    """Refuse what is larger than an upload may be, before memory is taken for it."""
+    if numbers > MOST_NUMBERS:
+        raise ConfigError(
+            f"{what} would hold {numbers:,} numbers, more than the {MOST_NUMBERS:,} that fit into an upload; {remedy}"
+        )
+
+
+def _affordable(what: str, build: Callable[[], nn.Module]) -> nn.Module:
+    """The module, once a copy without any memory has shown that it is not too large."""
+    with torch.device("meta"):
+        numbers = sum(parameter.numel() for parameter in build().parameters())
+    check_size(what, numbers, "choose a smaller encoder.width or encoder.dim")
+    return build()
 
 
 def native_dim(spec: Mapping[str, Any]) -> int:
@@ -111,8 +131,8 @@ class Conv4(nn.Module):
 
 
 def _projection(inputs: int, dim: int | None) -> nn.Module:
-    if dim is not None and dim < 1:
-        raise ConfigError(f"encoder.dim: must be at least 1 (got {dim})")
+    if dim is not None and not 1 <= dim <= WIDEST:
+        raise ConfigError(f"encoder.dim: must lie between 1 and {WIDEST} (got {dim})")
     return nn.Identity() if dim in (None, inputs) else nn.Linear(inputs, dim)
 
 
@@ -125,19 +145,21 @@ def _check_width(width: int) -> int:
 @ENCODERS.register("conv4")
 def conv4(channels: int, *, width: int = 16, dim: int | None = None) -> nn.Module:
     """four convolutions, d = 4 width"""
-    return Conv4(channels, _check_width(width), dim)
+    return _affordable("encoder conv4", lambda: Conv4(channels, _check_width(width), dim))
 
 
 @ENCODERS.register("resnet8")
 def resnet8(channels: int, *, width: int = 16, dim: int | None = None, stem_stride: int | None = None) -> nn.Module:
     """three residual blocks, d = 4 width"""
-    return ResNet(channels, (1, 1, 1), _check_width(width), dim, stem_stride)
+    return _affordable("encoder resnet8", lambda: ResNet(channels, (1, 1, 1), _check_width(width), dim, stem_stride))
 
 
 @ENCODERS.register("resnet18")
 def resnet18(channels: int, *, width: int = 64, dim: int | None = None, stem_stride: int | None = None) -> nn.Module:
     """ResNet-18 with a 3x3 stem, d = 8 width (the log's encoder)"""
-    return ResNet(channels, (2, 2, 2, 2), _check_width(width), dim, stem_stride)
+    return _affordable(
+        "encoder resnet18", lambda: ResNet(channels, (2, 2, 2, 2), _check_width(width), dim, stem_stride)
+    )
 
 
 def feature_dim(encoder: nn.Module, channels: int, size: int) -> int:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oneflare.nn.encoders import CUSTOM, build_encoder, feature_dim
+from oneflare.nn.encoders import CUSTOM, build_encoder, check_size, feature_dim
 from oneflare.seeds import global_stream, torch_generator
 
 
@@ -57,5 +57,6 @@ def initial_network(
             encoder = build_encoder(spec, channels)
     if dim is None:
         dim = feature_dim(encoder, channels, size)
+    check_size(f"one prototype for each of {classes} classes", classes * dim, "choose a smaller encoder.dim")
     prototypes = torch.randn(classes, dim, generator=torch_generator(seed, "initial prototypes"))
     return PrototypeNetwork(encoder, prototypes)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from oneflare.charter import FILE, Charter, read_charter, short
-from oneflare.coordinator import FederationFiles, Fused, read_fused
+from oneflare.coordinator import Fused, read_fused
 from oneflare.files import read_regular, write_text
+from oneflare.intake import named
+from oneflare.plain import markdown
 from oneflare.report import figures
 from oneflare.sealing import check_seal
+from oneflare.versions import FederationFiles
 from oneflare.vouching import known_key, sign_card
 
 RESULT_BYTES = 1 << 28
@@ -51,6 +54,8 @@ def write_federation_page(fused: Fused) -> Path:
         content=content,
         fingerprint=short(fused.charter.fingerprint),
         limits=limits(fused.charter, content),
+        change=change_lines(content["change"]),
+        named=named,
         figure=None if None in tables else _owners(tables, content["classes"]),
         terms=fused.charter.to_yaml(),
     )
@@ -108,6 +113,20 @@ def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
     return lines
 
 
+def change_lines(change: Mapping[str, Any] | None) -> list[str]:
+    """What is different from the fusion before, and what that means for whoever uses the model."""
+    if change is None:
+        return []
+    lines = [
+        f"{title} since the fusion of {change['since'][:16].replace('T', ' ')} UTC: {_listed(change[key])}."
+        for key, title in (("came", "New"), ("gone", "Gone"), ("renewed", "With another upload"))
+        if change[key]
+    ]
+    if change["lost_classes"]:
+        lines.append(f"Nobody who is left has images of: {_listed(change['lost_classes'])}.")
+    return lines
+
+
 def _privacy(charter: Charter) -> str:
     """What uploads hold, and what is promised for it."""
     terms = charter.terms
@@ -136,13 +155,13 @@ def card(charter: Charter, content: dict[str, Any]) -> str:
         "",
         "## Expected use",
         "",
-        _escaped(charter.use.strip()) or "Not stated. Ask the coordinator before using it.",
+        markdown(charter.use.strip()) or "Not stated. Ask the coordinator before using it.",
         "",
-        f"Classes: {_listed([_escaped(name) for name in charter.classes])}.",
+        f"Classes: {_listed([markdown(name) for name in charter.classes])}.",
         "",
         "## Limits",
         "",
-        *(f"- {_escaped(line)}" for line in limits(charter, content)),
+        *(f"- {markdown(line)}" for line in limits(charter, content)),
         "",
         "## Members",
         "",
@@ -159,11 +178,13 @@ def card(charter: Charter, content: dict[str, Any]) -> str:
     for title, names in (("Missing", content["missing"]), ("Removed", list(content["removed"]))):
         if names:
             lines += [f"{title}: {_listed(names)}.", ""]
+    for text in change_lines(content["change"]):
+        lines += [markdown(text), ""]
     left_out = [verdict for verdict in content["verdicts"] if verdict["status"] in ("refused", "late")]
     for verdict in left_out:
-        who = verdict["member"] or "unknown"
+        who = named(verdict)
         name = Path(verdict["file"]).name
-        lines.append(f"- left out: {_escaped(who)} ({_escaped(name)}): {_escaped(verdict['reason'])}")
+        lines.append(f"- left out: {markdown(who)} ({markdown(name)}): {markdown(verdict['reason'])}")
     if left_out:
         lines.append("")
     lines += [
@@ -210,10 +231,3 @@ def _listed(names: Sequence[str]) -> str:
 def _spec(spec: dict[str, Any]) -> str:
     options = ", ".join(f"{key} {value}" for key, value in spec.items() if key != "name" and value is not None)
     return f"{spec['name']} ({options})" if options else str(spec["name"])
-
-
-def _escaped(text: str) -> str:
-    """Text of others, harmless in Markdown."""
-    for mark in "\\`*_[]<>|#":
-        text = text.replace(mark, "\\" + mark)
-    return " ".join(text.split())

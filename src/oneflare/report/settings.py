@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from oneflare.strict import strict_yaml
+
 Flat = dict[str, Any]
 
 
@@ -44,7 +46,7 @@ def settings_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """For the end of a page: settings and provenance of its runs, each said once."""
     if not runs:
         return None
-    shared, own = split([flat(yaml.safe_load(run["configuration"])) for run in runs])
+    shared, own = split([flat(strict_yaml(run["configuration"])) for run in runs])
     everywhere, each = split([run["provenance"] for run in runs])
     columns = list(dict.fromkeys(name for row in each for name in row))
     return {

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from oneflare.config import Section, merge
+from oneflare.config import Section, merge, read_yaml
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.registry import one_line
 
@@ -187,14 +186,7 @@ def read_declaration(path: Path) -> Declaration:
 
 def _content(path: Path) -> dict[str, Any]:
     """`extends: other` starts from another declaration; its claims, figures and references are not inherited."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of a declaration") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigError(f"{path} is not valid YAML; give the path of a declaration") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must be a mapping with title, question, arms, places and baseline")
+    content = read_yaml(path, "a declaration with title, question, arms, places and baseline")
     parent = content.pop("extends", None)
     if parent is None:
         return content

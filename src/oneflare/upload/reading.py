@@ -54,6 +54,8 @@ _COUNTS_MODES = ("exact", "noised", "withheld")
 
 
 def read_header(path: Path, size_limit: int, header_limit: int) -> dict[str, Any]:
+    if any("\udc80" <= character <= "\udcff" for character in str(path)):
+        raise UploadError(f"{path}: the file's name or its folder's is not UTF-8 text; rename it")
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not make us wait
         with os.fdopen(descriptor, "rb") as file:

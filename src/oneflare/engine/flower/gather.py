@@ -14,6 +14,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from oneflare.errors import OneFlareError
+from oneflare.plain import plain
 
 LONGEST_PAUSE = 1.0
 AT_ONCE = 16
@@ -114,7 +115,7 @@ def _taken(node: int, reply: Message, accept: Callable[[int, RecordDict], None])
     try:
         accept(node, reply.content)
     except OneFlareError as error:
-        return str(error)
+        return plain(error)
     return None
 
 
@@ -126,4 +127,4 @@ def readable(reason: str | None) -> str:
         kind, message = found.groups()
         ours = {error.__name__ for error in OneFlareError.__subclasses__()}
         text = message if kind in ours else f"{kind}: {message}"
-    return " ".join(text.split())[:500]
+    return plain(" ".join(text.split()), 500)
