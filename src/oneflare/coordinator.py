@@ -217,7 +217,7 @@ def _keep(files: FederationFiles, uploads: Mapping[str, Upload]) -> None:
     for name, upload in uploads.items():
         target = files.member(name)
         if not (target.exists() and target.samefile(upload.path)):
-            write_bytes(target, upload.path.read_bytes())
+            write_bytes(target, upload.content())
     for path in files.kept():
         if path.stem not in uploads:
             path.unlink()
