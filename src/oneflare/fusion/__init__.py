@@ -28,6 +28,7 @@ from oneflare.fusion.base import (
     offered_fields,
     options_of,
 )
+from oneflare.fusion.faults import without_faulty
 from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "made_with",
     "offered_fields",
     "options_of",
+    "without_faulty",
 ]

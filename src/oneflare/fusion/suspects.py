@@ -19,6 +19,7 @@ from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
 from oneflare.fusion.features import FeatureSum, counted_prototypes
 from oneflare.fusion.model import MemberModel
 from oneflare.fusion.probes import probe_features
+from oneflare.fusion.sums import doubtful_sums
 from oneflare.nn import build_anchors
 
 LEAST_MEMBERS = 3
@@ -191,6 +192,8 @@ def find_suspects(
         anchors = start if anchors is None else anchors.float()
         features = probe_features(uploads, seed) if features is None else features
         found = judge(clients, features, uploads.prototypes, counts, start, anchors)
+    named = {suspect.client for suspect in found}
+    found += [Suspect(who, why, left_out=True) for who, why in doubtful_sums(uploads).items() if who not in named]
     left_out = {suspect.client for suspect in found}
     for index in excessive.nonzero().flatten().tolist():
         if clients[index] not in left_out:

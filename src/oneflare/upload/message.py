@@ -138,7 +138,8 @@ class Upload:
                 same = isinstance(header, dict) and parse_manifest(self.path, header) == self.manifest
             except ValueError:
                 same = False
-            if not same or tensor_entries(self.path, header) != self.entries:
+            end = begin + max(entry.end for entry in self.entries.values())
+            if not same or len(content) != end or tensor_entries(self.path, header) != self.entries:
                 raise UploadError(f"{self.path}: changed after it was verified; send it again")
             for name, entry in self.entries.items():
                 part = memoryview(content)[begin + entry.start : begin + entry.end]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oneflare.errors import UploadError
 from oneflare.files import digest_of
-from oneflare.statistics import complaint
+from oneflare.statistics import complaint, limits_of
 from oneflare.strict import strict_json
 from oneflare.upload.contract import (
     COUNTS,
@@ -233,6 +233,7 @@ def check_statistics(
     if contract.statistics is None:
         return
     packed = {name.removeprefix(STATISTICS): t for name, t in tensors.items() if name.startswith(STATISTICS)}
-    reason = complaint(packed, int(manifest["samples"]), contract.statistics.privacy is not None)
+    limits = limits_of(contract.statistics, contract.image.channels, contract.image.size)
+    reason = complaint(packed, int(manifest["samples"]), limits, contract.statistics.privacy)
     if reason is not None:
         raise UploadError(f"{path}: statistics.{reason}; the client must write its upload again")
