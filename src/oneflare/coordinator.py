@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
+from oneflare.admission import Admission, admitted, refuse_faulty
 from oneflare.charter import FILE, Charter, read_charter
 from oneflare.data import Split
 from oneflare.errors import RunError, did_you_mean
 from oneflare.files import exclusive, read_json, remove_partial, write_bytes, write_json
-from oneflare.fusion import GlobalModel, UploadSet, build_fusion, check_needs
+from oneflare.fusion import GlobalModel, UploadSet, build_fusion, check_needs, without_faulty
 from oneflare.fusion.suspects import find_suspects
 from oneflare.intake import Intake, Verdict, take_in
 from oneflare.member import now
@@ -72,13 +73,16 @@ def fuse_federation(
     remove: Sequence[str] = (),
     late: bool = False,
     test: Split | None = None,
+    admission: Admission | None = None,
     say: Say | None = None,
 ) -> Fused:
     """Verify, choose, fuse, write model and result. Without `uploads`, those of the last fusion are taken again.
 
-    test: held-out images the coordinator may have; otherwise the model stays unmeasured.
+    test: held-out images the coordinator may have; otherwise the model stays unmeasured. admission: how members are
+    checked by what they do to answers; otherwise nobody is.
     """
     charter, files = read_charter(folder), FederationFiles(folder)
+    tell = say or (lambda _: None)
     with exclusive(folder):
         remove_partial(folder)
         sources = _upload_files(uploads) if uploads is not None else files.kept()
@@ -97,12 +101,22 @@ def fuse_federation(
             say(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
         with one_thread():
             collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
-            suspects = _suspects(collected, intake)
-            for warning in suspects.values():
-                if say is not None:
-                    say(warning)
-            fusions = _fuse(charter, files, collected, test)
-        content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects}
+            names = {upload.client: name for name, upload in intake.uploads.items()}
+
+            def work(kept: UploadSet) -> tuple[dict[str, str], dict[str, Any] | None, dict[str, dict[str, Any]]]:
+                suspects = _suspects(kept, names)
+                for warning in suspects.values():
+                    tell(warning)
+                checked = None
+                if admission is not None:
+                    checked = admitted(admission, charter.terms.fusions[0], kept, names, tell)
+                return suspects, checked, _fuse(charter, files, kept, test)
+
+            (suspects, checked, fusions), faults = without_faulty(collected, work)
+            intake = refuse_faulty(intake, faults)
+            for fault in faults:
+                tell(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
+        content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects, "admission": checked}
         _keep(files, intake.uploads)
         write_json(files.state, {"removed": removed})
         write_json(files.result, content)
@@ -139,9 +153,8 @@ def _without(
     return Intake(uploads, tuple(verdicts), intake.notes), left
 
 
-def _suspects(uploads: UploadSet, intake: Intake) -> dict[str, str]:
+def _suspects(uploads: UploadSet, names: Mapping[int, str]) -> dict[str, str]:
     """Members whose well-formed uploads do not fit the others', with a warning for the coordinator."""
-    names = {upload.client: name for name, upload in intake.uploads.items()}
     return {names[found.client]: found.warning(names[found.client]) for found in find_suspects(uploads)}
 
 

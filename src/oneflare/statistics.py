@@ -220,9 +220,7 @@ def limits_of(plan: Plan, channels: int, size: int) -> Limits:
     return _limits(json.dumps(plan.feature_map, sort_keys=True), channels, size, plan.bound)
 
 
-def complaint(
-    packed: Mapping[str, Tensor], samples: int, limits: Limits, privacy: Privacy | None = None
-) -> str | None:
+def complaint(packed: Mapping[str, Tensor], samples: int, limits: Limits, privacy: Privacy | None = None) -> str | None:
     """What no images could give, in statistics whose names, shapes and types are right; None if nothing is.
 
     samples: of the manifest; privacy: the agreed noise, which widens every limit.

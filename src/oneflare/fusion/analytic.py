@@ -63,7 +63,7 @@ class Analytic(Fusion):
     def __init__(
         self, *, solver: Literal["lda", "ridge"] = "lda", ridge: float | None = None, leave_out: bool = False
     ) -> None:
-        """ridge: strength; default: chosen from the statistics. leave_out: members that mix classes up, by the others"""
+        """ridge: strength; default: chosen from the statistics. leave_out: members whose class means are others'"""
         if ridge is not None and not ridge > 0:
             raise ConfigError(f"fusion analytic.ridge: must be greater than 0 (got {ridge})")
         self.solver = solver

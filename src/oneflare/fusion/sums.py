@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oneflare.evidence import INPUTS, unpack_symmetric
 from oneflare.fusion.base import UploadSet
 from oneflare.seeds import torch_generator
 from oneflare.statistics import Statistics
@@ -27,6 +28,9 @@ HALF_WAY = 0.5
 """from the mean of its own class to that of another one"""
 CERTAINTY = 6.0
 """standard errors that a class mean must be off"""
+
+LOUD = 100.0
+"""second moments of a layer's inputs may be so many times the median member's"""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,9 @@ def reasons(sketches: Sequence[Sketch], classes: Sequence[str]) -> dict[int, str
     if 2 * len(found) >= len(sketches):  # a minority is judged by the majority, never the other way round
         return {}
     return {
-        member: " and ".join(f"its images of '{classes[own]}' look like the others' '{classes[other]}'" for own, other in pairs)
+        member: " and ".join(
+            f"its images of '{classes[own]}' look like the others' '{classes[other]}'" for own, other in pairs
+        )
         for member, pairs in found.items()
     }
 
@@ -118,3 +124,24 @@ def doubtful_sums(uploads: UploadSet) -> dict[int, str]:
         return {}
     found = reasons([Sketch.of(upload.statistics()) for upload in uploads], uploads.contract.classes)
     return {uploads.uploads[member].client: reason for member, reason in found.items()}
+
+
+def loud_evidence(uploads: UploadSet) -> dict[int, str]:
+    """Client -> why its second moments of layers' inputs do not fit the others'.
+
+    All networks began alike and see images of one kind, so the inputs of a layer are of similar size everywhere;
+    whoever claims far larger ones outweighs everybody in fusions by second moments.
+    """
+    if "gram" not in uploads.offered or len(uploads) < LEAST_HOLDERS:
+        return {}
+    sizes = []
+    for upload in uploads:
+        factors = upload.evidence(INPUTS)
+        sizes.append([float(unpack_symmetric(factor).trace()) for _, factor in sorted(factors.items())])
+    size = torch.tensor(sizes, dtype=torch.float64)
+    times = (size / size.median(0).values.clamp(min=1e-30)).amax(1)
+    return {
+        upload.client: f"what enters its layers is {float(times[row]):.2g} times as large as usual"
+        for row, upload in enumerate(uploads)
+        if float(times[row]) > LOUD
+    }
