@@ -18,14 +18,16 @@ from oneflare.fusion.base import UploadSet
 from oneflare.seeds import torch_generator
 from oneflare.statistics import Statistics
 
-SKETCH = 128
+SKETCH = 32
 """dimensions in which class means are compared"""
+IMAGES_PER_DIMENSION = 10
+"""of all members together, so that the covariance within classes is known well enough to be inverted"""
 LEAST_IMAGES = 10
 """of a class, below which a member's mean of it is not judged"""
 LEAST_HOLDERS = 3
 """members with a class; of two that differ nobody knows which is right"""
-HALF_WAY = 0.5
-"""from the mean of its own class to that of another one"""
+RIDGE = 1e-3
+"""of the mean variance, added to the covariance within classes"""
 CERTAINTY = 6.0
 """standard errors that a class mean must be off"""
 
@@ -66,43 +68,47 @@ def mixed_up(sketches: Sequence[Sketch]) -> dict[int, list[tuple[int, int]]]:
 
     What is usual for a class is the median over the members that hold it, coordinate by coordinate, so that neither a
     minority nor a claim to many images moves it. A member whose classes are all displaced alike (another scanner) is
-    measured from there. With d from the usual mean of c to that of k, S the covariance within classes, and m how far
-    the member's mean is from the usual one, it has gone the part
+    measured from there. With S the covariance within classes, k is the class to whose usual mean the member's is
+    nearest in x^T S^-1 x; with d the way from c to k and m how far the member's mean of c is from the usual one, it
+    has gone the part
 
-        t = m^T S^-1 d / d^T S^-1 d,    standard error 1/sqrt(n_c d^T S^-1 d),
+        t = m^T S^-1 d / d^T S^-1 d > 1/2,    standard error 1/sqrt(n d^T S^-1 d),    1/n = 1/n_c + 1/n_others,
 
     of the way to k.
     """
     counts = torch.stack([sketch.counts for sketch in sketches])
-    means = torch.stack([sketch.means for sketch in sketches])
     holds = counts >= LEAST_IMAGES
-    judged = holds.sum(0) >= LEAST_HOLDERS
-    if int(judged.sum()) < 2:
+    labels = (holds.sum(0) >= LEAST_HOLDERS).nonzero().flatten().tolist()
+    dims = min(sketches[0].means.shape[1], int(counts.sum()) // IMAGES_PER_DIMENSION)
+    if len(labels) < 2 or not dims:
         return {}
-    labels = judged.nonzero().flatten().tolist()
-    usual = torch.stack([means[holds[:, label], label].median(0).values for label in labels])
-    shared = torch.stack([sketch.within for sketch in sketches]).mean(0)
-    ridge = 1e-6 * shared.diagonal().mean().clamp(min=1e-30)
-    inverse = torch.linalg.pinv(shared + ridge * torch.eye(len(shared), dtype=shared.dtype), hermitian=True)
-    way = usual[None] - usual[:, None]  # (from, to, k)
-    solved = way @ inverse
-    length = (solved * way).sum(2)
+    means = torch.stack([sketch.means[:, :dims] for sketch in sketches])
+    usual = torch.stack([means[holds[:, label], label].quantile(0.5, dim=0) for label in labels])
+    shared = torch.stack([sketch.within[:dims, :dims] for sketch in sketches]).mean(0)
+    ridge = RIDGE * shared.diagonal().mean().clamp(min=1e-30)
+    inverse = torch.linalg.pinv(shared + ridge * torch.eye(dims, dtype=shared.dtype), hermitian=True)
     found: dict[int, list[tuple[int, int]]] = {}
     for member in range(len(sketches)):
-        own = [row for row, label in enumerate(labels) if bool(holds[member, label])]
-        if not own:
+        rows = [row for row, label in enumerate(labels) if bool(holds[member, label])]
+        if not rows:
             continue
-        offsets = means[member][[labels[row] for row in own]] - usual[own]
-        if len(own) >= LEAST_HOLDERS:
-            offsets = offsets - offsets.median(0).values
-        for offset, row in zip(offsets, own, strict=True):
-            part = (solved[row] @ offset) / length[row].clamp(min=1e-30)
-            certain = part * (float(counts[member, labels[row]]) * length[row].clamp(min=0)).sqrt()
-            part[row] = 0
-            worst = int(part.argmax())
-            if float(part[worst]) > HALF_WAY and float(certain[worst]) > CERTAINTY:
-                found.setdefault(member, []).append((labels[row], labels[worst]))
+        offsets = means[member][[labels[row] for row in rows]] - usual[rows]
+        if len(rows) >= LEAST_HOLDERS:
+            offsets = offsets - offsets.quantile(0.5, dim=0)
+        for row, offset in zip(rows, offsets, strict=True):
+            apart = usual - usual[row] - offset
+            nearest = int(((apart @ inverse) * apart).sum(1).argmin())
+            label, way = labels[row], usual[nearest] - usual[row]
+            certain = float(offset @ inverse @ way) * _images(counts[holds[:, label], label], counts[member, label])
+            if nearest != row and certain > CERTAINTY * float((way @ inverse @ way).clamp(min=0).sqrt()):
+                found.setdefault(member, []).append((label, labels[nearest]))
     return found
+
+
+def _images(held: Tensor, own: Tensor) -> float:
+    """sqrt(n): what the comparison of one member's class mean with the usual one rests on"""
+    others = float(held.median()) * (len(held) - 1)
+    return (1 / (1 / float(own) + 1 / others)) ** 0.5
 
 
 def reasons(sketches: Sequence[Sketch], classes: Sequence[str]) -> dict[int, str]:
