@@ -204,6 +204,13 @@ def test_evidence_travels_in_the_upload(federation, written):
         read_upload(path, plain)
 
 
+def indefinite(values: torch.Tensor) -> torch.Tensor:
+    """The same squares, with products of which every pair is possible and all together are not."""
+    diagonal = unpack_symmetric(values).diagonal()
+    matrix = -0.9 * diagonal.sqrt()[:, None] * diagonal.sqrt() + torch.diag(1.9 * diagonal)
+    return matrix[torch.ones_like(matrix).triu().bool()].float()
+
+
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
@@ -216,6 +223,11 @@ def test_evidence_travels_in_the_upload(federation, written):
         ("fisher.prototypes", lambda t: t / 0, "not finite"),
         ("inputs.prototypes", lambda t: t.index_fill(0, torch.tensor([1]), 1e3), "product larger than its squares"),
         ("gradients.prototypes", lambda t: t.index_fill(0, torch.tensor([0]), -1), "negative number on its diagonal"),
+        ("inputs.prototypes", lambda t: indefinite(t), "not positive semidefinite"),
+        ("gradients.prototypes", lambda t: indefinite(t), "not positive semidefinite"),
+        ("inputs.prototypes", lambda t: 5 * t, "reaches 5, where features of length one allow 1"),
+        ("fisher.prototypes", lambda t: t + 7, "where features of length one allow 1"),
+        ("moments.variance", lambda t: t + 1, "where unit features have 1"),
         ("gradients.prototypes", lambda t: None, "is missing"),
         ("surprise", lambda t: torch.zeros(1), "is not a field"),
     ],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from oneflare import statistics
 from oneflare.config import DataConfig
 from oneflare.data import load
 from oneflare.errors import TrainingError
-from oneflare.nn.feature_maps import Bounded, RandomConv
+from oneflare.nn.feature_maps import Bounded, RandomConv, feature_range
 from oneflare.noise import SeededWords
 from oneflare.privacy import SENSITIVITY, Privacy, gaussian_delta, gaussian_noise
 from oneflare.statistics import (
+    Limits,
     Statistics,
     complaint,
     measure,
@@ -29,6 +31,7 @@ from oneflare.statistics import (
 
 DIGITS = load(DataConfig(train_size=300)).train
 MAP = RandomConv(1, 8, filters=3, mirror=False)
+LIMITS = Limits.of(MAP)
 WHOLE = measure(MAP, DIGITS.images, DIGITS.labels, 10)
 
 
@@ -93,14 +96,14 @@ def test_packed_sizes():
 @pytest.mark.parametrize("kind", ["float32", "int16"])
 @pytest.mark.parametrize("rows", [[0], [3, 3], [1, 2], [4, 9, 200], list(range(300))])
 def test_honest_statistics_raise_no_complaint(kind, rows):
-    assert complaint(pack(of(torch.tensor(rows)), kind), len(rows), private=False) is None
+    assert complaint(pack(of(torch.tensor(rows)), kind), len(rows), LIMITS) is None
 
 
 def test_implausible_statistics_are_named():
     def damaged(name, change):
         packed = {key: tensor.clone() for key, tensor in pack(of(torch.arange(20))).items()}
         change(packed[name])
-        return complaint(packed, 20, private=False)
+        return complaint(packed, 20, LIMITS)
 
     def first_count(value):
         return lambda tensor: tensor.__setitem__(0, value)
@@ -112,10 +115,89 @@ def test_implausible_statistics_are_named():
     absent = int((torch.bincount(DIGITS.labels[:3], minlength=10) == 0).nonzero()[0])
     packed = pack(of(torch.arange(3)))
     packed["sums"][absent, 0] = 1
-    assert "class without images" in complaint(packed, 3, private=False)
+    assert "class without images" in complaint(packed, 3, LIMITS)
     packed = pack(of(torch.arange(3)), "int16")
     packed["scatter#scale"][0] = -1
-    assert "negative deviation" in complaint(packed, 3, private=False)
+    assert "negative deviation" in complaint(packed, 3, LIMITS)
+
+
+LIES = {
+    "sums times -1e5": ("sums", lambda t: t.mul_(-1e5), "class mean of .* for every image"),
+    "sums negated": ("sums", lambda t: t.neg_(), "class mean of -.* for every image"),
+    "sums times 10": ("sums", lambda t: t.mul_(10), "class mean of .* for every image"),
+    "sums of two classes swapped with counts": ("counts", lambda t: t.copy_(t.flip(0)), "class mean|contradict"),
+    "scatter times 1e4": ("scatter", lambda t: t.mul_(1e4), "more than its feature can have"),
+    "scatter of nothing": ("scatter", lambda t: t.zero_(), "contradict each other"),
+    "scatter halved": ("scatter", lambda t: t.mul_(0.05), "contradict each other"),
+    "counts that wrap": ("counts", lambda t: t.copy_(torch.tensor([2**62] * 4 + [0] * 6)), "more than the plausible"),
+    "counts that wrap to the right sum": (
+        "counts",
+        lambda t: t.__setitem__(slice(0, 5), t[:5] + torch.tensor([2**62] * 4 + [0])),
+        "more than the plausible",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["float32", "int16"])
+@pytest.mark.parametrize("lie", LIES)
+def test_statistics_that_no_images_could_give_are_refused(lie, kind):
+    name, change, reason = LIES[lie]
+    packed = {key: tensor.clone() for key, tensor in pack(WHOLE, kind).items()}
+    if kind == "int16" and name == "scatter":
+        factor = torch.ones(1)
+        change(factor)
+        packed["scatter#scale"] *= factor.sqrt()
+    else:
+        change(packed[name])
+    assert re.search(reason, complaint(packed, 300, LIMITS))
+
+
+def test_covariances_that_are_not_positive_are_refused():
+    """Every pair of features is possible, all together are not."""
+    packed = pack(WHOLE)
+    matrix = torch.zeros(MAP.dim, MAP.dim)
+    matrix[torch.ones_like(matrix).triu().bool()] = packed["scatter"]
+    deviation = matrix.diagonal().sqrt()
+    matrix = -0.9 * deviation[:, None] * deviation + torch.diag(1.9 * matrix.diagonal())
+    packed["scatter"] = matrix[torch.ones_like(matrix).triu().bool()]
+    assert "contradict" in complaint(packed, 300, LIMITS)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int16"])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 50.0])
+def test_honest_noise_raises_no_complaint_and_lies_beyond_it_do(epsilon, kind):
+    privacy = Privacy(epsilon, 1e-5, clip=0.5)
+    bounded = Bounded(MAP, privacy.clip)
+    limits = Limits.of(bounded)
+    whole = measure(bounded, DIGITS.images, DIGITS.labels, 10)
+    for seed in range(10):
+        noised = privatise(whole, privacy, torch.Generator().manual_seed(seed))
+        assert complaint(pack(noised, kind), 300, limits, privacy) is None
+    lie = {key: tensor.clone() for key, tensor in pack(noised, kind).items()}
+    lie["sums"] *= -1e5
+    assert "sums has a class of length" in complaint(lie, 300, limits, privacy)
+    lie["counts"] *= 10**6
+    assert "more than the manifest's 300" in complaint(lie, 300, limits, privacy)
+    lie["counts"][0] = 2**62
+    assert "more than the plausible" in complaint(lie, 300, limits, privacy)
+    if kind == "float32":
+        worse = pack(noised)
+        worse["scatter"] -= 1e4 * torch.eye(MAP.dim)[torch.ones(MAP.dim, MAP.dim).triu().bool()]
+        assert "positive semidefinite" in complaint(worse, 300, limits, privacy)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_no_image_leaves_the_range_that_a_map_states(mirror):
+    features = RandomConv(3, 16, filters=20, mirror=mirror)
+    low, high = feature_range(features)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(60, 3, 16, 16, generator=generator)
+    filters = (features.banks[0][:10] > 0).float().repeat(1, 1, 6, 6)[:, :, :16, :16]
+    images = torch.cat([noise, (noise > 0.5).float(), (noise > 0.98).float(), torch.ones(1, 3, 16, 16), filters])
+    phi = features(images).double()
+    assert low.shape == high.shape == (features.dim,)
+    assert ((phi >= low - 1e-6) & (phi <= high + 1e-6)).all()
+    assert float((phi / high).max(0).values.median()) > 0.2  # the range is not an empty promise
 
 
 def test_pixels_that_are_not_finite_are_named():

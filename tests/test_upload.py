@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from oneflare.data import ImageSpec
-from oneflare.errors import UploadError
+from oneflare.errors import MemberFault, UploadError
 from oneflare.files import digest_of, tensor_digest
 from oneflare.nn import initial_network
 from oneflare.upload import MANIFEST, Contract, read_upload, read_weights, write_upload
@@ -174,6 +175,57 @@ def test_damage_is_named(file, tmp_path):
     file.write_bytes(original)
     with pytest.raises(UploadError, match="exceed the limit"):
         read_upload(file, CONTRACT, size_limit=100)
+
+
+def test_what_was_verified_does_not_follow_the_file(file):
+    """Whoever sent a file may still write to it: tensors that were handed out are copies."""
+    original = file.read_bytes()
+    upload = read_upload(file, CONTRACT)
+    weights, again = upload.weights(), read_weights(file, upload.digest)
+    expected = {name: tensor.clone() for name, tensor in weights.items()}
+    with file.open("r+b") as handle:
+        handle.write(bytes(len(original)))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    assert all(torch.equal(again[name], tensor) for name, tensor in expected.items())
+    with file.open("r+b") as handle:
+        handle.truncate(100)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "cut", "longer", "gone"])
+def test_a_file_that_changes_after_the_check_is_its_members_fault(file, damage):
+    upload = read_upload(file, CONTRACT)
+    content = bytearray(file.read_bytes())
+    if damage == "overwritten":
+        content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    file.write_bytes(content[:-5] if damage == "cut" else content + b"12345678" if damage == "longer" else content)
+    if damage == "gone":
+        file.unlink()
+    for use in (upload.weights, upload.content):
+        with pytest.raises(MemberFault, match=re.escape(str(file))) as caught:
+            use()
+        assert caught.value.client == 2
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UploadError, match=re.escape(str(file))):
+        read_weights(file, upload.digest)
+
+
+def test_tensors_that_overlap_or_leave_gaps_are_refused(file):
+    header, body = parts(file)
+    names = sorted((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])
+    same = [n for n in names if header[n]["shape"] == header[names[0]]["shape"]]
+    assert len(same) > 1
+    header[same[1]]["data_offsets"] = header[same[0]]["data_offsets"]
+    rebuild(file, header, body)
+    refused(file, "does not begin where the tensor before it ends")
+
+
+def test_a_model_that_refers_to_an_upload_takes_no_numbers_that_training_cannot_explain(file):
+    name = next(n for n in load_all(file) if n.endswith("running_var"))
+    forge(file, {name: load_all(file)[name] * 1e30})
+    digest = json.loads(parts(file)[0]["__metadata__"][MANIFEST])["digest"]
+    with pytest.raises(UploadError, match="beyond the plausible"):
+        read_weights(file, digest)
 
 
 def test_a_pickle_is_never_opened(tmp_path):

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
+from oneflare.admission import Admission, admitted, refuse_faulty
 from oneflare.charter import Charter, read_charter
 from oneflare.data import Split
 from oneflare.errors import RunError, did_you_mean
 from oneflare.files import exclusive, read_json, remove_partial
-from oneflare.fusion import GlobalModel, UploadSet, build_fusion, check_needs
+from oneflare.fusion import GlobalModel, UploadSet, build_fusion, check_needs, without_faulty
 from oneflare.fusion.suspects import find_suspects
 from oneflare.intake import Intake, Verdict, take_in
 from oneflare.member import now
@@ -68,15 +69,17 @@ def fuse_federation(
     remove: Sequence[str] = (),
     rules: Rules | None = None,
     test: Split | None = None,
+    admission: Admission | None = None,
     say: Say | None = None,
 ) -> Fused:
     """Verify, choose, fuse, write model and result. Without `uploads`, those of the last fusion are taken again.
 
     Where too few members are left nothing is changed (`Rules.min_members`). The version before stays in `previous/`.
 
-    test: held-out images the coordinator may have; otherwise the model stays unmeasured.
+    test: held-out images the coordinator may have; otherwise the model stays unmeasured. admission: how members are
+    checked by what they do to answers; otherwise nobody is.
     """
-    files, rules, say = FederationFiles(folder), rules or Rules(), say or (lambda _: None)
+    files, rules, tell = FederationFiles(folder), rules or Rules(), say or (lambda _: None)
     coordinator_key(read_charter(folder), folder)  # a wrong key is found before the work
     with exclusive(folder):
         charter = read_charter(folder)
@@ -85,21 +88,34 @@ def fuse_federation(
         intake = _examined(charter, files, uploads, add, rules)
         intake, removed = _without(charter, intake, remove, files.known().removed)
         for note in intake.notes:
-            say(note)
-        _enough(intake, rules.least(charter, last, removed), charter, last, removed)
-        say(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
+            tell(note)
+        least = rules.least(charter, last, removed)
+        _enough(intake, least, charter, last, removed)
+        tell(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
         with one_thread(), prepared(files) as place:
             collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
-            suspects = _suspects(collected, intake)
-            for warning in suspects.values():
-                say(warning)
-            fusions = _fuse(charter, place, collected, test)
-            content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects}
+            names = {upload.client: name for name, upload in intake.uploads.items()}
+
+            def work(kept: UploadSet) -> tuple[dict[str, str], dict[str, Any] | None, dict[str, dict[str, Any]]]:
+                suspects = _suspects(kept, names)
+                for warning in suspects.values():
+                    tell(warning)
+                checked = None
+                if admission is not None:
+                    checked = admitted(admission, charter.terms.fusions[0], kept, names, tell)
+                return suspects, checked, _fuse(charter, place, kept, test)
+
+            (suspects, checked, fusions), faults = without_faulty(collected, work)
+            intake = refuse_faulty(intake, faults)
+            for fault in faults:
+                tell(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
+            _enough(intake, least, charter, last, removed)
+            content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects, "admission": checked}
             content["change"] = change(last, content)
             install(files, content, intake.uploads, removed)
         unsigned = sign_fusion(charter, folder, content)
         if unsigned is not None:
-            say(unsigned)
+            tell(unsigned)
     return Fused(charter, files, content)
 
 
@@ -200,9 +216,8 @@ def _without(
     return Intake(uploads, tuple(verdicts), intake.notes), left
 
 
-def _suspects(uploads: UploadSet, intake: Intake) -> dict[str, str]:
+def _suspects(uploads: UploadSet, names: Mapping[int, str]) -> dict[str, str]:
     """Members whose well-formed uploads do not fit the others', with a warning for the coordinator."""
-    names = {upload.client: name for name, upload in intake.uploads.items()}
     return {names[found.client]: found.warning(names[found.client]) for found in find_suspects(uploads)}
 
 

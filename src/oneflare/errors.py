@@ -24,6 +24,18 @@ class UploadError(OneFlareError):
     """An upload that is damaged, does not fit the federation, or lacks what a fusion needs."""
 
 
+class MemberFault(UploadError):
+    """One member's upload that was verified and is of no use all the same; a fusion goes on without that member."""
+
+    def __init__(self, client: int, reason: str) -> None:
+        super().__init__(client, reason)
+        self.client = client
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class TrainingError(OneFlareError):
     """A client whose training cannot go on (a loss that is no longer finite)."""
 

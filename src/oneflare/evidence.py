@@ -30,7 +30,7 @@ from torch.func import functional_call, grad, vmap
 from oneflare.data import ClientData, ImageSpec, prepare
 from oneflare.errors import TrainingError
 from oneflare.nn import PrototypeNetwork
-from oneflare.statistics import symmetric, triangle, triangle_size
+from oneflare.statistics import ROUNDING, positive, symmetric, triangle, triangle_size
 
 EVIDENCE = {
     "moments": "mean and variance of the unit features",
@@ -265,21 +265,52 @@ def unpack_symmetric(values: Tensor) -> Tensor:
     return symmetric(upper)
 
 
+MOST = {FISHER + HEAD: 1.0, INPUTS + HEAD: 1.0, GRADIENTS + HEAD: 2.0}
+"""Largest number, or sum of the diagonal: features z have length one, and |p - y|^2 <= 2 for probabilities p."""
+
+
 def complaint(tensors: Mapping[str, Tensor], counts: Tensor | None) -> str | None:
-    """What is implausible about evidence whose names, shapes and types are right; None if nothing is."""
+    """What no network and no images could give, in evidence whose names, shapes and types are right; else None.
+
+    The values are known to be finite. counts: of the classes, or None where they were withheld.
+    """
     for name, tensor in tensors.items():
         if name.startswith((INPUTS, GRADIENTS)):
-            matrix = unpack_symmetric(tensor)
-            if bool((matrix.diagonal() < 0).any()):
-                return f"{name} has a negative number on its diagonal"
-            bound = matrix.diagonal().sqrt()
-            if bool((matrix.abs() > (1 + SLACK) * bound[:, None] * bound + 1e-30).any()):
-                return f"{name} has a product larger than its squares allow"
+            reason = _factor_complaint(unpack_symmetric(tensor), MOST.get(name))
         elif name == VARIANCE or name.startswith(FISHER):
-            if bool((tensor < 0).any()):
-                return f"{name} has a negative number"
-        elif float(tensor.norm(dim=-1).max()) > 1 + SLACK:
-            return f"{name} is longer than a mean of unit features can be"
+            negative = bool((tensor < 0).any())
+            reason = "has a negative number" if negative else _too_large(float(tensor.max()), MOST.get(name))
+        else:
+            longest = float(tensor.double().norm(dim=-1).max())
+            reason = "is longer than a mean of unit features can be" if longest > 1 + SLACK else None
+        if reason is not None:
+            return f"{name} {reason}"
     if CLASS_MEANS in tensors and counts is not None and bool((tensors[CLASS_MEANS][counts == 0] != 0).any()):
         return f"{CLASS_MEANS} has a mean of a class without images"
+    if MEAN in tensors and VARIANCE in tensors:
+        square = float(tensors[MEAN].double().square().sum() + tensors[VARIANCE].double().sum())
+        if square > 1 + SLACK:
+            return f"{VARIANCE} and {MEAN} belong to features of mean square {square:.3g}, where unit features have 1"
     return None
+
+
+def _factor_complaint(matrix: Tensor, most: float | None) -> str | None:
+    """Of a matrix of second moments, which has no negative eigenvalue."""
+    diagonal = matrix.diagonal()
+    if bool((diagonal < 0).any()):
+        return "has a negative number on its diagonal"
+    bound = diagonal.sqrt()
+    if bool((matrix.abs() > (1 + SLACK) * bound[:, None] * bound + 1e-30).any()):
+        return "has a product larger than its squares allow"
+    alive = bound > 0
+    scale = 1 / bound[alive]
+    slack = SLACK + 4 * ROUNDING * len(matrix)
+    if bool(alive.any()) and not positive(matrix[alive][:, alive] * scale[:, None] * scale, slack):
+        return "is not positive semidefinite, which second moments are"
+    return _too_large(float(diagonal.sum()), most)
+
+
+def _too_large(value: float, most: float | None) -> str | None:
+    if most is None or value <= (1 + SLACK) * most:
+        return None
+    return f"reaches {value:.3g}, where features of length one allow {most:g}"

@@ -24,7 +24,15 @@ from oneflare.data.partition import partition_of
 from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import ConfigError, RunError, UploadError
 from oneflare.files import read_json, save_state, write_json
-from oneflare.fusion import GlobalModel, UploadSet, build_fusion, logits_of_all, made_by, made_with
+from oneflare.fusion import (
+    GlobalModel,
+    UploadSet,
+    build_fusion,
+    logits_of_all,
+    made_by,
+    made_with,
+    without_faulty,
+)
 from oneflare.fusion.workspace import Workspace
 from oneflare.kept import EXPERIMENT, diagnose_into, say_if_outdated
 from oneflare.metrics import retention, score
@@ -302,7 +310,7 @@ class Federation:
         simulated = list(zip(epochs, outcomes[len(groups) : -1], strict=True))
         for spec in missing:
             name = spec["name"]
-            for remark in final[name].get("suspects", ()):
+            for remark in (*final[name].get("suspects", ()), *final[name].get("left_out", ())):
                 observer.warn(f"{name}: {remark}")
             history = [{"epoch": epoch, "accuracy": row[name]} for epoch, row in simulated if name in row]
             history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
@@ -317,6 +325,23 @@ class Federation:
         return workspace
 
     def _evaluate(
+        self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, report: Any
+    ) -> dict[str, dict[str, Any]]:
+        """Models and figures by fusion, without members whose uploads turn out to be of no use."""
+
+        def measured(kept: UploadSet) -> dict[str, dict[str, Any]]:
+            if len(kept) < len(uploads):
+                for spec in specs:  # what was begun with everybody is not gone on with
+                    self._workspace(spec["name"]).discard()
+            return self._measure(specs, kept, report)
+
+        outcome, faults = without_faulty(uploads, measured)
+        if faults:
+            reasons = [f"client {fault.client} is left out: {fault}" for fault in faults]
+            outcome = {name: row | {"left_out": reasons} for name, row in outcome.items()}
+        return outcome
+
+    def _measure(
         self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, report: Any
     ) -> dict[str, dict[str, Any]]:
         test = self.dataset.test
@@ -357,7 +382,7 @@ class Federation:
     def _diagnose(self, uploads: UploadSet, report: Any) -> dict[str, Any]:
         del report
         if self.contract.deep:
-            diagnose_into(self.files.diagnostics, uploads, self.dataset)
+            without_faulty(uploads, lambda kept: diagnose_into(self.files.diagnostics, kept, self.dataset))
         return {}
 
     def _simulate(
@@ -371,8 +396,12 @@ class Federation:
             self.template(),
             self.public,
         )
-        models = {spec["name"]: build_fusion(spec).fuse(uploads) for spec in specs}
-        logits = logits_of_all(models, self.dataset.test.images)
+
+        def answers(kept: UploadSet) -> dict[str, Tensor]:
+            models = {spec["name"]: build_fusion(spec).fuse(kept) for spec in specs}
+            return logits_of_all(models, self.dataset.test.images)
+
+        logits, _ = without_faulty(uploads, answers)
         labels = self.dataset.test.labels
         return {name: float((value.argmax(1) == labels).double().mean()) for name, value in logits.items()}
 

@@ -85,7 +85,7 @@ def strict_yaml(text: str | bytes) -> Any:
 class _StrictLoader(yaml.SafeLoader):
     """YAML's safe loader without dates, aliases, tags of others and doubtful numbers."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # the stubs say it is an instance variable
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":merge"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

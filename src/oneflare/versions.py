@@ -87,7 +87,7 @@ def install(
     """
     old = files.last()
     for name, upload in uploads.items():
-        _stage(files, name, upload.path)
+        _stage(files, name, upload)
     forget(files, removed)
     if old is not None and _differs(old, content) and not _includes(old, removed) and _whole(files, old):
         _set_aside(files)
@@ -106,14 +106,11 @@ def install(
     write_json(files.result, content)
 
 
-def _stage(files: FederationFiles, name: str, path: Path) -> None:
-    """A copy of an upload beside the models, before any file is touched: it may itself lie in `previous/`."""
+def _stage(files: FederationFiles, name: str, upload: Upload) -> None:
+    """A copy of a verified upload beside the models, before any file is touched: it may itself lie in `previous/`."""
     target = files.next / MEMBERS / f"{name}.safetensors"
     target.parent.mkdir(exist_ok=True)
-    if path.resolve().is_relative_to(files.folder.resolve()):
-        _second_name(path, target)
-    else:
-        write_bytes(target, path.read_bytes())
+    write_bytes(target, upload.content())
 
 
 def forget(files: FederationFiles, removed: Collection[str]) -> None:

@@ -178,6 +178,24 @@ def fuse(
     test: Annotated[
         Path | None, typer.Option("--test", help="Class folder or parquet of your own to measure the model on.")
     ] = None,
+    check_images: Annotated[
+        Path | None,
+        typer.Option(
+            "--check-images", help="Class folder or parquet of your own on which each member's effect is checked."
+        ),
+    ] = None,
+    check_points: Annotated[
+        float,
+        typer.Option(
+            "--check-points",
+            min=0,
+            max=100,
+            help="Percent of a class's --check-images that a member may cost before it needs --approve.",
+        ),
+    ] = 10.0,
+    approve: Annotated[
+        list[str] | None, typer.Option("--approve", help="Accept this member's effect on --check-images; repeat.")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -196,18 +214,32 @@ def fuse(
       oneflare server fuse federation --add late/east.safetensors
 
       oneflare server fuse federation --remove north
+
+      oneflare server fuse federation --uploads inbox --check-images own-images
+
+    With --check-images the model is also made without each member in turn. A member that costs a class more than
+    --check-points of your images stops the fusion with its name, and nothing is changed, until you --approve or
+    --remove it. Without such images, only members that differ from the others in their numbers are warned about.
     """
+    from oneflare.admission import Admission
     from oneflare.charter import read_charter
     from oneflare.cli import show
     from oneflare.cli.show_federation import fused_federation
     from oneflare.coordinator import Rules, fuse_federation
     from oneflare.data.local import read_local
+    from oneflare.errors import ConfigError
     from oneflare.report.federation import write_card, write_federation_page
 
     charter = read_charter(folder)
     held_out = None if test is None else read_local(test, charter.classes, charter.image.spec())
     for text in () if held_out is None or quiet else held_out.notes:
         show.note(f"note: {text}")
+    if approve and check_images is None:
+        raise ConfigError("--approve: nothing is checked without --check-images FOLDER; give both or neither")
+    admission = None
+    if check_images is not None:
+        own = read_local(check_images, charter.classes, charter.image.spec()).split
+        admission = Admission(own, check_points, tuple(approve or ()))
     fused = fuse_federation(
         folder,
         uploads=uploads,
@@ -215,6 +247,7 @@ def fuse(
         remove=remove or (),
         rules=Rules(late=late, keep=keep, min_members=min_members),
         test=None if held_out is None else held_out.split,
+        admission=admission,
         say=None if quiet else show.note,
     )
     write_card(fused)
@@ -332,9 +365,7 @@ def train(
         return
     with member_progress(charter, enabled=not quiet) as observe:
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
-        made = make_upload(
-            charter, found, out, member=member, key=signing, observe=observe, ledger=ledger, notes=notes
-        )
+        made = make_upload(charter, found, out, member=member, key=signing, observe=observe, ledger=ledger, notes=notes)
     content = disclose(out)
     if json:
         spent = None if made.balance is None else made.balance.to_dict()

@@ -30,6 +30,7 @@ from oneflare.fusion.base import (
     outdated,
     recorded_code,
 )
+from oneflare.fusion.faults import without_faulty
 from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "offered_fields",
     "outdated",
     "recorded_code",
+    "without_faulty",
 ]

@@ -15,6 +15,7 @@ from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
 from oneflare.fusion.discriminant import solve
 from oneflare.fusion.model import BATCH, Cost, GlobalModel, Member, MemberModel, Rule, Task, rule
+from oneflare.fusion.sums import doubtful_sums
 from oneflare.nn import build_feature_map
 from oneflare.upload import KNOWN
 
@@ -60,15 +61,26 @@ class Analytic(Fusion):
 
     needs = frozenset({"statistics"})
 
-    def __init__(self, *, solver: Literal["lda", "ridge"] = "lda", ridge: float | None = None) -> None:
-        """ridge: strength; default: chosen from the statistics"""
+    def __init__(
+        self, *, solver: Literal["lda", "ridge"] = "lda", ridge: float | None = None, leave_out: bool = False
+    ) -> None:
+        """ridge: strength; default: chosen from the statistics. leave_out: members whose class means are others'"""
         if ridge is not None and not ridge > 0:
             raise ConfigError(f"fusion analytic.ridge: must be greater than 0 (got {ridge})")
         self.solver = solver
         self.ridge = ridge
+        self.leave_out = leave_out
 
     def fuse(self, uploads: UploadSet) -> AnalyticModel:
-        solved = solve(uploads.statistics(), kind=self.solver, ridge=self.ridge)
+        total = uploads.statistics()
+        doubtful = doubtful_sums(uploads)
+        what = " and is left out" if self.leave_out else ""
+        self.remarks = tuple(f"client {client} is suspect{what}: {reason}" for client, reason in doubtful.items())
+        if self.leave_out and doubtful:
+            for upload in uploads:
+                if upload.client in doubtful:
+                    total = total - upload.statistics()
+        solved = solve(total, kind=self.solver, ridge=self.ridge)
         return AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, solved.weight, solved.bias)
 
 
@@ -162,5 +174,7 @@ class FlareAnalytic(Fusion):
     def fuse(self, uploads: UploadSet) -> AnalyticMemberModel:
         trust = torch.tensor([upload.trust or 0.0 for upload in uploads])
         members = uploads.members(Redistribution.of(uploads.counts, trust, uploads.prototypes))
-        analytic = Analytic().fuse(uploads)
+        sums = Analytic()
+        analytic = sums.fuse(uploads)
+        self.remarks = sums.remarks
         return AnalyticMemberModel(uploads.task, members.members, members.rule, members.encoder, analytic)

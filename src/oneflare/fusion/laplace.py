@@ -34,6 +34,11 @@ class Precision:
         """Each factor plus `damping` times its mean diagonal."""
         return cls(share, _damp(inputs, damping), _damp(gradients, damping))
 
+    def check(self) -> None:
+        """Raise `LinAlgError` unless both factors are positive definite."""
+        for factor in (self.inputs, self.gradients):
+            torch.linalg.cholesky(factor)
+
     def times(self, matrix: Tensor) -> Tensor:
         """(w A (x) G) vec W = vec(w G W A)"""
         return self.share * (self.gradients @ matrix @ self.inputs)
@@ -118,7 +123,14 @@ class Laplace(Fusion):
         fused = size_average(uploads)
         for name, wanted in right.items():
             precisions = [self.precision(upload, name, share) for share, upload in zip(shares, uploads, strict=True)]
-            fused |= map_state(solve_posterior(precisions, wanted, map_matrix(fused, name)), name, fused)
+            try:
+                solved = solve_posterior(precisions, wanted, map_matrix(fused, name))
+            except torch.linalg.LinAlgError:
+                for upload, precision in zip(uploads, precisions, strict=True):
+                    with upload.blamed():
+                        precision.check()
+                raise
+            fused |= map_state(solved, name, fused)
         return single_model(uploads, fused)
 
     def precision(self, upload: Upload, name: str, share: float) -> Precision:

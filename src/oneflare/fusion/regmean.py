@@ -28,11 +28,15 @@ class Regression:
         self.left: Tensor | None = None
         self.right: Tensor | None = None
 
-    def add(self, matrix: Tensor, gram: Tensor, share: float) -> None:
-        """matrix: W_i `(outputs, inputs)`; gram: A_i `(inputs, inputs)`"""
+    def term(self, gram: Tensor, share: float) -> Tensor:
+        """H_i"""
         diagonal = gram.diagonal()
         damped = torch.diag((1 - self.scale) * diagonal + self.damping * diagonal.mean() + TINY)
-        left = share * (self.scale * gram + damped)
+        return share * (self.scale * gram + damped)
+
+    def add(self, matrix: Tensor, gram: Tensor, share: float) -> None:
+        """matrix: W_i `(outputs, inputs)`; gram: A_i `(inputs, inputs)`"""
+        left = self.term(gram, share)
         right = matrix @ left
         self.left = left if self.left is None else self.left + left
         self.right = right if self.right is None else self.right + right
@@ -72,5 +76,13 @@ class RegMean(Fusion):
                 regression.add(map_matrix(state, name), unpack_symmetric(grams[INPUTS + name]), share)
         fused = size_average(uploads)
         for name, regression in regressions.items():
-            fused |= map_state(regression.result(), name, fused)
+            try:
+                solved = regression.result()
+            except torch.linalg.LinAlgError:
+                for upload in uploads:
+                    with upload.blamed():
+                        gram = unpack_symmetric(upload.evidence(INPUTS + name)[INPUTS + name])
+                        torch.linalg.cholesky(regression.term(gram, 1.0))
+                raise
+            fused |= map_state(solved, name, fused)
         return single_model(uploads, fused)

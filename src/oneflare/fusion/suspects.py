@@ -17,8 +17,10 @@ from torch import Tensor
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
 from oneflare.fusion.features import BoundedFeatureSum, counted_prototypes
+from oneflare.fusion.influence import capped_influence
 from oneflare.fusion.model import MemberModel, usable
 from oneflare.fusion.probes import probe_features
+from oneflare.fusion.sums import doubtful_sums, loud_evidence
 from oneflare.nn import build_anchors
 
 LEAST_MEMBERS = 3
@@ -220,6 +222,12 @@ def find_suspects(
         found = [Suspect(client, NO_ANSWER, left_out=True) for client in silent]
         if int(answering.sum()) >= LEAST_MEMBERS:
             found += _disagreeing(uploads, features, answering)
+    named = {suspect.client for suspect in found}
+    found += [
+        Suspect(who, why, left_out=True)
+        for who, why in {**loud_evidence(uploads), **doubtful_sums(uploads)}.items()
+        if who not in named
+    ]
     left_out = {suspect.client for suspect in found}
     for index in excessive.nonzero().flatten().tolist():
         if clients[index] not in left_out:
@@ -238,11 +246,17 @@ class RobustPrototypes(Fusion):
     counts were withheld, prototypes are averaged plainly.
     """
 
-    def __init__(self, *, count_cap: float = COUNT_CAP, seed: int = 0) -> None:
-        """count_cap: images that a member may claim, times the median member's; seed: of the probes"""
+    def __init__(self, *, count_cap: float = COUNT_CAP, class_share: float = 1.0, seed: int = 0) -> None:
+        """count_cap: images that a member may claim, times the median member's; class_share: largest part of a class's
+        prototype that one member may have where several hold the class; seed: of the probes"""
         if not count_cap >= 1:
             raise ConfigError(f"fusion robust_prototypes.count_cap: must be at least 1 (got {count_cap})")
+        if not 0 < class_share <= 1:
+            raise ConfigError(
+                f"fusion robust_prototypes.class_share: must be above 0 and at most 1 (got {class_share})"
+            )
         self.count_cap = count_cap
+        self.class_share = class_share
         self.seed = seed
 
     def fuse(self, uploads: UploadSet) -> MemberModel:
@@ -258,6 +272,7 @@ class RobustPrototypes(Fusion):
         counts = torch.ones(prototypes.shape[:2], dtype=torch.float64)
         if all(upload.counts is not None for upload in kept):
             counts = kept.counts * (believed / claimed.clamp(min=1e-12))[trusted, None]
+            counts = capped_influence(counts, self.class_share)
         fused = F.normalize(counted_prototypes(prototypes, counts), dim=1)
         weights = believed[trusted] / believed[trusted].sum()
         length = prototypes.norm(dim=2).mean()

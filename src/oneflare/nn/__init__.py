@@ -2,7 +2,7 @@
 
 from oneflare.nn.anchors import ANCHORS, Anchors, Target, build_anchors, build_target, simplex_etf
 from oneflare.nn.encoders import ENCODERS, build_encoder, check_size, encoder_spec
-from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_map_spec
+from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_map_spec, feature_range
 from oneflare.nn.network import PrototypeNetwork, freeze_prototypes, initial_network
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "check_size",
     "encoder_spec",
     "feature_map_spec",
+    "feature_range",
     "freeze_prototypes",
     "initial_network",
     "simplex_etf",

@@ -60,6 +60,19 @@ class FeatureMap(Protocol):
         """Digest of everything the features depend on; client and server compare it."""
 
 
+def feature_range(features: FeatureMap) -> tuple[Tensor, Tensor]:
+    """Least and largest value `(D,)` of each feature for any image whatever, float64.
+
+    A map says so itself in a method `range`; of one that does not, nothing is assumed.
+    """
+    stated = getattr(features, "range", None)
+    if stated is None:
+        limit = torch.full((features.dim,), math.inf, dtype=torch.float64)
+        return -limit, limit
+    low, high = stated()
+    return low.double(), high.double()
+
+
 FEATURE_MAPS: Registry[FeatureMap | None] = Registry("feature map")
 
 
@@ -90,6 +103,10 @@ class Bounded:
         phi -= phi.mean(1, keepdim=True)
         shortened: Tensor = phi * (self.bound / phi.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
         return shortened
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        limit = torch.full((self.dim,), self.bound)
+        return -limit, limit
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.features.fingerprint()}/{self.bound}".encode()).hexdigest()
@@ -181,6 +198,27 @@ class RandomConv:
                 part = torch.cat([part, part[-1:].expand(BATCH - number, -1, -1, -1)])
             result[start : start + number] = self._features(part)[:number]
         return result
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Bounds of every feature, in the order of `_features`.
+
+        A filter w meets a patch x of K = c k k values with |x - mean| = sqrt(K var), so its response is at most
+        |w| sqrt(K) plus what rounding left of the filter's own mean times the largest mean over sqrt(eps). Averages
+        stay below the largest response, and so do square roots of them below its square root.
+        """
+        size = self.channels * self.kernel**2
+        highs = []
+        if self.colour_grid:
+            columns = (self.colour_grid + 1) // 2 if self.mirror else self.colour_grid
+            each = self.channels * self.colour_grid * columns
+            highs.append(torch.cat([torch.ones(each), torch.full((each,), 0.5)]))
+        for bank in self.banks:
+            rows = bank.flatten(1)[: len(bank) // 2] if self.mirror else bank.flatten(1)
+            mean_part = rows.sum(1).abs() * 255.0 / math.sqrt(CONTRAST_EPS)
+            response = (rows.norm(dim=1) * math.sqrt(size) + mean_part - self.threshold).clamp(min=0).sqrt()
+            highs.append(response.repeat(2).repeat_interleave(5))
+        high = torch.cat(highs)
+        return torch.zeros_like(high), high
 
     def traced(self, images: Tensor) -> Tensor:
         """The same features of floats in [0, 1] in one piece, for exporters; rounding may differ."""

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from oneflare.config import Experiment
 from oneflare.data import Dataset, load
+from oneflare.errors import UploadError
 from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.files import write_json, write_text
-from oneflare.fusion import UploadSet, build_fusion, logits_of_all
+from oneflare.fusion import UploadSet, build_fusion, logits_of_all, without_faulty
 from oneflare.fusion.suspects import find_suspects
 from oneflare.methods.resolve import resolve
 from oneflare.nn import PrototypeNetwork
@@ -30,13 +31,24 @@ from oneflare.nn.encoders import Block
 from oneflare.nn.hardware import one_thread
 from oneflare.seeds import derive, numpy_generator
 from oneflare.stages import run_experiment
-from oneflare.upload import Contract, Upload, read_upload, write_upload
+from oneflare.study.lies import LIES, claiming_more, rewritten
+from oneflare.upload import (
+    EVIDENCE,
+    STATISTICS,
+    Contract,
+    Upload,
+    read_tensors,
+    read_upload,
+    write_upload,
+)
 
 SCALE = 100.0
 INFLATION = 1000
 OVERFLOW = 3e4
 NOBODY = "nobody"
 LABEL_FLIP = "label_flip"
+SWAPPED = "swapped_inflated"
+"""two classes swapped while training, and every image claimed several times"""
 
 Poison = Callable[[PrototypeNetwork, Tensor, int], tuple[PrototypeNetwork, Tensor]]
 """(network, counts, seed) -> what is sent instead"""
@@ -139,7 +151,7 @@ ATTACKS: dict[str, Poison] = {
     attack.__name__: attack
     for attack in (sign_flip, scaled, random, constant, inflated_counts, loud_10, loud_1000, overflowing)
 }
-KINDS = (LABEL_FLIP, *ATTACKS)
+KINDS = (LABEL_FLIP, SWAPPED, *ATTACKS, *LIES)
 
 
 @dataclass(frozen=True)
@@ -150,15 +162,23 @@ class Scene:
     dataset: Dataset
     contract: Contract
     attackers: tuple[int, ...]
-    poisoned: Mapping[str, Mapping[int, Upload]]
-    """attack -> attacker -> what it sends"""
+    poisoned: Mapping[str, Mapping[int, Upload | None]]
+    """attack -> attacker -> what it sends, or None where the server refuses to read it"""
 
     def uploads(self, attack: str) -> UploadSet:
-        """What the server receives under this attack."""
+        """What the server takes in under this attack."""
         sent = self.poisoned.get(attack, {})
-        return dataclasses.replace(
-            self.honest, uploads=tuple(sent.get(upload.client, upload) for upload in self.honest.uploads)
-        )
+        taken = (sent.get(upload.client, upload) for upload in self.honest.uploads)
+        return dataclasses.replace(self.honest, uploads=tuple(upload for upload in taken if upload is not None))
+
+    def refused(self, attack: str) -> list[int]:
+        """Attackers whose uploads are turned away at the door."""
+        return sorted(client for client, upload in self.poisoned.get(attack, {}).items() if upload is None)
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Those that these uploads can be the vehicle of, nobody's first."""
+        return (NOBODY, *(attack for attack in KINDS if attack in self.poisoned))
 
     def without_attackers(self) -> UploadSet:
         """The best a server could do about attackers: know them and leave them out."""
@@ -172,6 +192,14 @@ def with_flipped_labels(dataset: Dataset) -> Dataset:
     return dataclasses.replace(dataset, train=dataset.train._replace(labels=last - dataset.train.labels))
 
 
+def with_swapped_labels(dataset: Dataset, first: int, second: int) -> Dataset:
+    """Two classes exchanged on the images members train on."""
+    labels = dataset.train.labels.clone()
+    labels[dataset.train.labels == first] = second
+    labels[dataset.train.labels == second] = first
+    return dataclasses.replace(dataset, train=dataset.train._replace(labels=labels))
+
+
 def choose_attackers(sizes: Sequence[int], number: int, seed: int) -> tuple[int, ...]:
     """Any members that own something."""
     owners = [client for client, size in enumerate(sizes) if size > 0]
@@ -179,7 +207,7 @@ def choose_attackers(sizes: Sequence[int], number: int, seed: int) -> tuple[int,
 
 
 def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: Observer | None = None) -> Scene:
-    """Train everybody, and the attackers once more on flipped labels; write what attackers send."""
+    """Train everybody, and the attackers once more on wrong labels; write what attackers send."""
     observer = observer or Observer()
     dataset = load(experiment.data)
     run_experiment(experiment, folder / "honest", dataset=dataset, observer=observer)
@@ -191,20 +219,51 @@ def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: 
         honest = federation.collect([summary for summary in summaries if summary is not None], observer)
         nothing = np.empty(0, dtype=np.int64)
         parts = [indices if client in who else nothing for client, indices in enumerate(federation.partition.indices)]
-    flipped_folder = folder / LABEL_FLIP
-    run_experiment(experiment, flipped_folder, dataset=with_flipped_labels(dataset), parts=parts, observer=observer)
-    poisoned: dict[str, dict[int, Upload]] = {
-        LABEL_FLIP: {client: read_upload(RunFiles(flipped_folder).client(client).upload, contract) for client in who}
-    }
+    theirs = {upload.client: upload for upload in honest if upload.client in who}
+    largest = sum(counts_of(upload) for upload in theirs.values()).argsort(descending=True)[:2].tolist()  # type: ignore[union-attr]
+    wrong = {LABEL_FLIP: with_flipped_labels(dataset), SWAPPED: with_swapped_labels(dataset, *largest)}
+    poisoned: dict[str, dict[int, Upload | None]] = {}
+    for name, labelled in wrong.items():
+        run_experiment(experiment, folder / name, dataset=labelled, parts=parts, observer=observer)
+        paths = {client: RunFiles(folder / name).client(client).upload for client in who}
+        if name == SWAPPED:
+            for client, path in paths.items():
+                target = folder / "claims" / f"{client:03d}.safetensors"
+                paths[client] = rewritten(read_upload(path, contract), target, claiming_more)
+        poisoned[name] = {client: _received(path, contract) for client, path in paths.items()}
     for name, attack in ATTACKS.items():
         poisoned[name] = {}
-        for client in who:
-            upload = next(upload for upload in honest if upload.client == client)
+        for client, upload in theirs.items():
             network, counts = attack(network_of(honest, upload), counts_of(upload), experiment.seed + client)
             path = folder / name / f"{client:03d}.safetensors"
-            write_upload(path, network, contract, client=client, counts=counts, epoch=int(upload.manifest["epoch"]))
-            poisoned[name][client] = read_upload(path, contract)
+            rest = read_tensors(upload.path, upload.manifest)
+            write_upload(
+                path,
+                network,
+                contract,
+                client=client,
+                counts=counts,
+                epoch=int(upload.manifest["epoch"]),
+                statistics={n.removeprefix(STATISTICS): t for n, t in rest.items() if n.startswith(STATISTICS)},
+                evidence={n.removeprefix(EVIDENCE): t for n, t in rest.items() if n.startswith(EVIDENCE)},
+            )
+            poisoned[name][client] = _received(path, contract)
+    for name, (needed, lie) in LIES.items():
+        able = [upload for upload in theirs.values() if any(n.startswith(needed) for n in upload.entries)]
+        if able:
+            targets = {upload.client: folder / name / f"{upload.client:03d}.safetensors" for upload in able}
+            poisoned[name] = {
+                upload.client: _received(rewritten(upload, targets[upload.client], lie), contract) for upload in able
+            }
     return Scene(honest, dataset, contract, who, poisoned)
+
+
+def _received(path: Path, contract: Contract) -> Upload | None:
+    """What the server makes of a file; None if it refuses it."""
+    try:
+        return read_upload(path, contract)
+    except UploadError:
+        return None
 
 
 def network_of(uploads: UploadSet, upload: Upload) -> PrototypeNetwork:
@@ -223,9 +282,12 @@ def counts_of(upload: Upload) -> Tensor:
 
 
 def accuracies(uploads: UploadSet, dataset: Dataset, fusions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    def answers(kept: UploadSet) -> dict[str, Tensor]:
+        models = {name: build_fusion(spec).fuse(kept) for name, spec in fusions.items()}
+        return logits_of_all(models, dataset.test.images)
+
     with one_thread():
-        models = {name: build_fusion(spec).fuse(uploads) for name, spec in fusions.items()}
-        logits = logits_of_all(models, dataset.test.images)
+        logits, _ = without_faulty(uploads, answers)
     labels = dataset.test.labels
     return {name: float((value.argmax(1) == labels).double().mean()) for name, value in logits.items()}
 
@@ -240,6 +302,9 @@ FUSED: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in ("average", "ensemble", "feature_mean", "iffi", PLAIN, "median_prototypes")},
     "trimmed_prototypes": {"name": "median_prototypes", "kind": "trimmed"},
     ROBUST: {"name": ROBUST},
+    "analytic": {"name": "analytic"},
+    "analytic_leave_out": {"name": "analytic", "leave_out": True},
+    "regmean": {"name": "regmean"},
 }
 COLLAPSE = 0.1
 """loss of accuracy from which on a fusion has collapsed"""
@@ -252,6 +317,8 @@ BUDGET: dict[str, Any] = {
     "train.snapshots": 0,
     "fusions": PLAIN,
 }
+VEHICLES: dict[str, Any] = {"analytic": {"name": "random_conv", "filters": 8}, "upload.evidence": "gram"}
+"""what uploads hold beside a network, for lies about it"""
 
 
 def attack_study(
@@ -270,12 +337,12 @@ def attack_study(
             rows = []
             for seed in range(seeds):
                 layer = {"alpha": alpha, "clients": clients, "seed": seed}
-                experiment = resolve(BUDGET, settings or {}, layer)
+                experiment = resolve(BUDGET, VEHICLES, settings or {}, layer)
                 place = folder / f"a{alpha:g}-c{clients}-s{seed}"
                 scene = build_scene(experiment, place, attackers, observer)
                 rows.append(_measure(scene))
             scenes.append({"alpha": alpha, "clients": clients, "attackers": attackers, **_summary(rows)})
-    experiment = resolve(BUDGET, settings or {})
+    experiment = resolve(BUDGET, VEHICLES, settings or {})
     return {
         "data": experiment.data.name,
         "method": experiment.method,
@@ -291,17 +358,19 @@ def _measure(scene: Scene) -> dict[str, Any]:
     """One seed: accuracies by attack and fusion, and who was suspected."""
     table = {REMOVED: accuracies(scene.without_attackers(), scene.dataset, FUSED)}
     named: dict[str, list[int]] = {}
-    for attack in (NOBODY, *KINDS):
+    for attack in scene.attacks:
         uploads = scene.uploads(attack)
         table[attack] = accuracies(uploads, scene.dataset, FUSED)
         with one_thread():
             named[attack] = sorted(suspect.client for suspect in find_suspects(uploads))
-    return {"accuracy": table, "suspects": named, "attackers": list(scene.attackers)}
+    turned_away = {attack: scene.refused(attack) for attack in scene.attacks}
+    return {"accuracy": table, "suspects": named, "refused": turned_away, "attackers": list(scene.attackers)}
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over seeds; how many attackers were named, and how many honest members wrongly."""
-    attacks = (REMOVED, NOBODY, *KINDS)
+    tried = tuple(rows[0]["suspects"])
+    attacks = (REMOVED, *tried)
     mean = {
         attack: {name: statistics.fmean(row["accuracy"][attack][name] for row in rows) for name in FUSED}
         for attack in attacks
@@ -310,12 +379,13 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         attack: {
             "attackers": sum(len(row["attackers"]) for row in rows) if attack != NOBODY else 0,
             "named": sum(len(set(row["suspects"][attack]) & set(row["attackers"])) for row in rows if attack != NOBODY),
+            "refused": sum(len(row["refused"][attack]) for row in rows),
             "wrongly": sum(
                 len(set(row["suspects"][attack]) - (set(row["attackers"]) if attack != NOBODY else set()))
                 for row in rows
             ),
         }
-        for attack in (NOBODY, *KINDS)
+        for attack in tried
     }
     verdicts = {
         attack: {
@@ -324,7 +394,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "robust_loss_to_removal": mean[REMOVED][PLAIN] - mean[attack][ROBUST],
             "collapsed": mean[NOBODY][PLAIN] - mean[attack][PLAIN] > COLLAPSE,
         }
-        for attack in (NOBODY, *KINDS)
+        for attack in tried
     }
     return {"accuracy": mean, "found": found, "verdicts": verdicts, "runs": list(rows)}
 
@@ -336,22 +406,28 @@ def attack_tables(content: Mapping[str, Any]) -> str:
         "",
         f"{content['data']}, {content['method']}, {content['encoder']['name']} width {content['encoder']['width']}, "
         f"{content['epochs']} epochs; test accuracy in percent, mean over {content['seeds']} seeds. "
-        "`named`: attackers that the server suspects, of all; `wrongly`: honest members it suspects.",
+        "`refused`: attackers whose uploads are turned away as they are read; `named`: those that are suspected, "
+        "of all; `wrongly`: honest members that are suspected.",
     ]
     for scene in content["scenes"]:
         lines += [
             "",
             f"## alpha {scene['alpha']:g}, {scene['attackers']} of {scene['clients']} members attack",
             "",
-            "| attack | " + " | ".join(content["fusions"]) + " | named | wrongly |",
-            "|---|" + "---|" * (len(content["fusions"]) + 2),
+            "| attack | " + " | ".join(content["fusions"]) + " | refused | named | wrongly |",
+            "|---|" + "---|" * (len(content["fusions"]) + 3),
         ]
         for attack, row in scene["accuracy"].items():
             found = scene["found"].get(attack)
             cells = [f"{100 * row[name]:.1f}" for name in content["fusions"]]
-            cells += [f"{found['named']}/{found['attackers']}", str(found["wrongly"])] if found else ["", ""]
+            counted = ("refused", "named", "wrongly")
+            cells += [_of(found, key) for key in counted] if found else [""] * len(counted)
             lines.append(f"| {attack} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _of(found: Mapping[str, int], key: str) -> str:
+    return str(found[key]) if key == "wrongly" else f"{found[key]}/{found['attackers']}"
 
 
 def write_study(content: Mapping[str, Any], out: Path) -> None:

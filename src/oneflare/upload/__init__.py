@@ -1,7 +1,7 @@
 """The one message a client sends: a safetensors file whose header carries a manifest.
 
 `contract` says what the server expects, `writing` what leaves a client, `reading` checks a file before any tensor is
-used, `message` is the verified upload.
+used, `tensors` copies them into memory before they are compared with their digests, `message` is the verified upload.
 """
 
 from oneflare.upload.contract import (
@@ -15,8 +15,8 @@ from oneflare.upload.contract import (
     STATISTICS,
     Contract,
 )
-from oneflare.upload.message import Upload, read_prototypes, read_upload, read_weights
-from oneflare.upload.reading import notes_of, read_layout, read_manifest, read_tensors
+from oneflare.upload.message import Upload, read_prototypes, read_tensors, read_upload, read_weights
+from oneflare.upload.reading import notes_of, read_layout, read_manifest
 from oneflare.upload.writing import disclose, seal_upload, shrink, write_upload
 
 __all__ = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from oneflare.errors import UploadError
+from oneflare.errors import MemberFault, UploadError
 from oneflare.evidence import FIELDS as EVIDENCE_FIELDS
 from oneflare.evidence import complaint as evidence_complaint
 from oneflare.evidence import offers
 from oneflare.files import digest_of
 from oneflare.statistics import Statistics, unpack
+from oneflare.strict import strict_json
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -39,16 +42,22 @@ from oneflare.upload.reading import (
     notes_of,
     parse_manifest,
     read_header,
-    read_tensors,
 )
+from oneflare.upload.tensors import Entry, copied_tensors, open_upload, tensor_entries
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A verified upload. Small fields are in memory; the weights stay on disk until asked for."""
+    """A verified upload. Small fields are in memory; the weights stay on disk until asked for.
+
+    Whatever is read later is copied into memory and compared with its digest again, at the places and in the shapes
+    that were verified: a file that has changed since is a `MemberFault`.
+    """
 
     path: Path
     manifest: dict[str, Any]
+    entries: Mapping[str, Entry]
+    """where every tensor lies, as it was verified"""
     prototypes: Tensor | None
     """`(C, d)`, or None where no network was trained"""
     counts: Tensor | None
@@ -97,9 +106,7 @@ class Upload:
     def needed_bytes(self, needs: frozenset[str]) -> int:
         """Size of the tensors that a fusion with these needs reads."""
         needs = needs | offers(needs)
-        entries = read_header(self.path, SIZE_LIMIT, HEADER_LIMIT)
-        sizes = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
-        return sum(end - start for name, (start, end) in sizes.items() if _field_of(name) in needs)
+        return sum(entry.end - entry.start for name, entry in self.entries.items() if _field_of(name) in needs)
 
     @property
     def trust(self) -> float | None:
@@ -108,18 +115,15 @@ class Upload:
         return None if value is None else float(value)
 
     def statistics(self) -> Statistics:
-        """The analytic statistics; checked again as they are read."""
-        tensors = read_tensors(self.path, self.manifest, prefix=STATISTICS)
+        """The analytic statistics."""
+        tensors = self._tensors(STATISTICS)
         if not tensors:
             raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
-        try:
-            return unpack({name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()})
-        except (RuntimeError, IndexError, KeyError):
-            raise UploadError(f"{self.path}: the statistics changed their shape; send it again") from None
+        return unpack({name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()})
 
     def evidence(self, prefix: str = "") -> dict[str, Tensor]:
-        """What the client measured of its network, by name; checked again as it is read."""
-        tensors = read_tensors(self.path, self.manifest, prefix=EVIDENCE + prefix)
+        """What the client measured of its network, by name."""
+        tensors = self._tensors(EVIDENCE + prefix)
         if not tensors:
             raise UploadError(
                 f"{self.path}: holds no evidence {prefix.rstrip('.')}; set upload.evidence for all clients"
@@ -127,8 +131,46 @@ class Upload:
         return {name.removeprefix(EVIDENCE): tensor for name, tensor in tensors.items()}
 
     def weights(self) -> dict[str, Tensor]:
-        """The encoder's state, float32 where it was floating; checked again as it is read."""
-        return _encoder_state(self.path, self.manifest)
+        """The encoder's state, float32 where it was floating."""
+        return encoder_state(self._tensors(ENCODER))
+
+    def content(self) -> bytes:
+        """The whole file, known to be the one that was verified."""
+        with self.blamed(), open_upload(self.path) as (file, size):
+            content = file.read(size)
+            begin = 8 + int.from_bytes(content[:8], "little")
+            try:
+                header = strict_json(content[8:begin])
+                same = isinstance(header, dict) and parse_manifest(self.path, header) == self.manifest
+            except ValueError:
+                same = False
+            end = begin + max(entry.end for entry in self.entries.values())
+            if not same or len(content) != end or tensor_entries(self.path, header) != self.entries:
+                raise UploadError(f"{self.path}: changed after it was verified; send it again")
+            for name, entry in self.entries.items():
+                part = memoryview(content)[begin + entry.start : begin + entry.end]
+                if hashlib.sha256(part).hexdigest() != self.manifest["tensors"][name]:
+                    raise UploadError(f"{self.path}: {name} changed after it was verified; send it again")
+        return content
+
+    def _tensors(self, prefix: str) -> dict[str, Tensor]:
+        with self.blamed():
+            return dict(copied_tensors(self.path, self.manifest, self.entries, prefix))
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What this upload's own numbers make impossible is this member's fault, and says so."""
+        try:
+            yield
+        except MemberFault:
+            raise
+        except UploadError as error:
+            raise MemberFault(self.client, str(error)) from None
+        except (RuntimeError, ArithmeticError, ValueError) as error:  # torch's linear algebra raises RuntimeErrors
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise MemberFault(
+                self.client, f"{self.path}: cannot be calculated with ({reason}); the client must train again"
+            ) from error
 
 
 def _field_of(name: str) -> str:
@@ -143,13 +185,14 @@ def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) ->
     manifest = parse_manifest(path, header)
     check_manifest(path, manifest, contract)
     check_layout(path, header, manifest, contract)
+    entries = tensor_entries(path, header)
     small: dict[str, Tensor] = {}
-    for name, tensor in read_tensors(path, manifest).items():
+    for name, tensor in copied_tensors(path, manifest, entries):
         reason = implausible(name, tensor, int(manifest["samples"]))
         if reason is not None:
             raise UploadError(f"{path}: {name} has {reason}; the client must train again")
         if not name.startswith(ENCODER):
-            small[name] = tensor.clone()  # a view would keep the whole file mapped
+            small[name] = tensor
     counts = small.get(COUNTS)
     check_counts(path, manifest, counts)
     check_statistics(path, manifest, contract, small)
@@ -161,17 +204,38 @@ def read_upload(path: Path, contract: Contract, size_limit: int = SIZE_LIMIT) ->
     return Upload(
         path,
         manifest,
+        entries,
         None if prototypes is None else prototypes.float(),
         None if counts is None else counts.double(),
     )
 
 
+def read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Private copies of the tensors that the manifest lists, each compared with its digest."""
+    entries = tensor_entries(path, read_header(path, SIZE_LIMIT, HEADER_LIMIT))
+    return dict(copied_tensors(path, manifest, entries, prefix))
+
+
 def read_weights(path: Path, digest: str, size_limit: int = SIZE_LIMIT) -> dict[str, Tensor]:
-    """The encoder's state from an upload that was verified before and is known by its digest."""
-    manifest = parse_manifest(path, read_header(path, size_limit, HEADER_LIMIT))
-    if manifest.get("digest") != digest or not digest_holds(manifest):
+    """The encoder's state from an upload that a model refers to by its digest; nothing of the file is taken on trust.
+
+    The manifest must have this digest, every tensor its own digest and plausible values, and all shapes together must
+    be those of the manifest's encoder.
+    """
+    header = read_header(path, size_limit, HEADER_LIMIT)
+    manifest = parse_manifest(path, header)
+    if manifest.get("digest") != digest or not digest_holds(manifest) or not isinstance(manifest.get("tensors"), dict):
         raise UploadError(f"{path}: is not the upload that was fused; fuse again")
-    return _encoder_state(path, manifest)
+    tensors = dict(copied_tensors(path, manifest, tensor_entries(path, header), ENCODER))
+    for name, tensor in tensors.items():
+        reason = implausible(name, tensor, 1)
+        if reason is not None:
+            raise UploadError(f"{path}: {name} has {reason}; fuse again without this client")
+    state = encoder_state(tensors)
+    shapes = {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in state.items()}
+    if manifest.get("encoder_hash") != digest_of([present(manifest["encoder"]), shapes]):
+        raise UploadError(f"{path}: the weights are not those of the encoder it names; fuse again")
+    return state
 
 
 def read_prototypes(path: Path, size_limit: int = SIZE_LIMIT) -> tuple[Tensor | None, Tensor | None]:
@@ -184,8 +248,8 @@ def read_prototypes(path: Path, size_limit: int = SIZE_LIMIT) -> tuple[Tensor | 
     return None if prototypes is None else prototypes.float(), None if counts is None else counts.double()
 
 
-def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    tensors = read_tensors(path, manifest, prefix=ENCODER)
+def encoder_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The encoder's tensors of an upload as a network takes them: whole numbers times their scales, float32."""
     state: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(SCALE):
@@ -194,7 +258,4 @@ def _encoder_state(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]
         if scale is not None:
             tensor = tensor.float() * scale.view(-1, *[1] * (tensor.ndim - 1))
         state[name.removeprefix(ENCODER)] = tensor.float() if tensor.is_floating_point() else tensor
-    shapes = {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in state.items()}
-    if manifest.get("encoder_hash") != digest_of([present(manifest["encoder"]), shapes]):
-        raise UploadError(f"{path}: the weights changed their shape after the upload was checked; send it again")
     return state

@@ -8,8 +8,6 @@ sizes do not account for.
 from __future__ import annotations
 
 import math
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ import torch
 from torch import Tensor
 
 from oneflare.errors import UploadError
-from oneflare.files import digest_of, tensor_digest
-from oneflare.statistics import complaint
+from oneflare.files import digest_of
+from oneflare.statistics import complaint, limits_of
 from oneflare.strict import strict_json
 from oneflare.upload.contract import (
     COUNTS,
@@ -36,6 +34,7 @@ from oneflare.upload.contract import (
     plan_of,
     present,
 )
+from oneflare.upload.tensors import STORED, open_upload
 
 SAMPLES_LIMIT = 10**9
 MOST_NOTES, LONGEST_NOTE = 8, 200
@@ -44,7 +43,6 @@ PLAUSIBLE = 1e6
 DENORMAL_SHARE = 0.01
 """of a tensor's values; numbers below float32's normal range slow a server down a hundredfold"""
 ALTERED = "the manifest does not match its digest; it was altered or damaged, send it again"
-_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
 _FIELDS = {
     "schema", "federation", "method", "client", "epoch", "samples", "counts", "classes", "image", "encoder",
     "encoder_hash", "anchors", "dim", "statistics", "evidence", "trust", "tensors", "digest", "signature",
@@ -54,15 +52,11 @@ _COUNTS_MODES = ("exact", "noised", "withheld")
 
 
 def read_header(path: Path, size_limit: int, header_limit: int) -> dict[str, Any]:
+    """The header of a file that is no larger than `size_limit`, as it stands: nothing of it is checked yet."""
     if any("\udc80" <= character <= "\udcff" for character in str(path)):
         raise UploadError(f"{path}: the file's name or its folder's is not UTF-8 text; rename it")
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not make us wait
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise UploadError(f"{path}: is not a regular file; refuse it")
-            size = status.st_size
+        with open_upload(path) as (file, size):
             if size > size_limit:
                 raise UploadError(
                     f"{path}: {size} bytes exceed the limit of {size_limit}; raise the limit or refuse it"
@@ -71,12 +65,6 @@ def read_header(path: Path, size_limit: int, header_limit: int) -> dict[str, Any
             if size < 8 or length > min(header_limit, size - 8):
                 raise UploadError(f"{path}: the header is damaged or cut off; send the file again")
             header = strict_json(file.read(length))
-    except FileNotFoundError:
-        raise UploadError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UploadError(f"{path}: is not a regular file; refuse it") from None
-    except OSError as error:
-        raise UploadError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError:
         raise UploadError(f"{path}: the header is not valid JSON; send the file again") from None
     if not isinstance(header, dict):
@@ -126,25 +114,6 @@ def read_layout(path: Path, size_limit: int = SIZE_LIMIT) -> tuple[dict[str, Any
     if not isinstance(manifest.get("tensors"), dict) or set(sizes) != set(manifest["tensors"]):
         raise UploadError(f"{path}: the tensors are not those the manifest lists; send the file again")
     return manifest, sizes
-
-
-def read_tensors(path: Path, manifest: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """The tensors the manifest lists, each compared with its digest."""
-    from safetensors import SafetensorError, safe_open
-
-    tensors: dict[str, Tensor] = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in manifest["tensors"]:
-                if name.startswith(prefix):
-                    tensor = file.get_tensor(name)
-                    if tensor_digest(tensor) != manifest["tensors"][name]:
-                        raise UploadError(f"{path}: {name} does not match its digest; it was damaged, send it again")
-                    tensors[name] = tensor
-    except (SafetensorError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UploadError(f"{path}: not a valid safetensors file ({reason}); send it again") from None
-    return tensors
 
 
 def check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract) -> None:
@@ -215,7 +184,7 @@ def check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, A
             raise UploadError(f"{path}: {name!r:.80} is not a field of this federation's uploads; refuse it")
         shape, floating = wanted
         found = entry.get("shape") if isinstance(entry, dict) else None
-        dtype = _STORED.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
+        dtype = STORED.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
         if isinstance(entry, dict) and set(entry) != {"dtype", "shape", "data_offsets"}:
             raise UploadError(f"{path}: {name} is described by other keys than dtype, shape and data_offsets")
         if found != list(shape):
@@ -279,6 +248,7 @@ def check_statistics(
     if contract.statistics is None:
         return
     packed = {name.removeprefix(STATISTICS): t for name, t in tensors.items() if name.startswith(STATISTICS)}
-    reason = complaint(packed, int(manifest["samples"]), contract.statistics.privacy is not None)
+    limits = limits_of(contract.statistics, contract.image.channels, contract.image.size)
+    reason = complaint(packed, int(manifest["samples"]), limits, contract.statistics.privacy)
     if reason is not None:
         raise UploadError(f"{path}: statistics.{reason}; the client must write its upload again")

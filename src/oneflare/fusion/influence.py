@@ -1,0 +1,29 @@
+"""A bound on what one member can do to one class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALVINGS = 60
+
+
+def capped_influence(counts: Tensor, share: float) -> Tensor:
+    """Claims `(N, C)` of images with no member above `share` of a class's sum, where several hold it.
+
+    The largest claims of a class are cut to the common height h at which h = share * sum_i min(n_i, h), found by
+    bisection. With k holders no share below 1/k is possible: then all count the same. Whoever holds a class alone
+    keeps it.
+    """
+    claims = counts.double()
+    holders = (claims > 0).sum(0)
+    allowed = torch.maximum(torch.full_like(claims[0], share), 1 / holders.clamp(min=1))
+    low = claims.where(claims > 0, torch.inf).amin(0)
+    high = claims.amax(0)
+    low = torch.minimum(low, high)  # a class that nobody holds
+    fits = high <= allowed * claims.sum(0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        below = middle <= allowed * torch.minimum(claims, middle).sum(0)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return torch.where(fits, claims, torch.minimum(claims, low))

@@ -1,0 +1,82 @@
+"""Finished uploads that are made to say something else: lies about statistics, evidence and numbers of images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oneflare.evidence import HEAD, INPUTS, unpack_symmetric
+from oneflare.files import digest_of, tensor_digest, write_bytes
+from oneflare.statistics import triangle
+from oneflare.upload import COUNTS, EVIDENCE, MANIFEST, STATISTICS, Upload, read_tensors
+
+REPEATED = 7
+"""how often whoever claims more says to have every image"""
+
+Lie = Callable[[dict[str, Tensor]], None]
+"""changes what a finished upload says, in place"""
+
+
+def negated_sums(tensors: dict[str, Tensor]) -> None:
+    """statistics whose sums are multiplied by -100,000, so that every class means its opposite"""
+    tensors[STATISTICS + "sums"].mul_(-1e5)
+
+
+def exchanged_sums(tensors: dict[str, Tensor]) -> None:
+    """statistics in which every class has another class's mean"""
+    counts, sums = tensors[STATISTICS + "counts"], tensors[STATISTICS + "sums"]
+    held = (counts > 0).nonzero().flatten()
+    means = sums[held] / counts[held, None]
+    sums[held] = means.roll(1, 0) * counts[held, None]
+
+
+def indefinite_evidence(tensors: dict[str, Tensor]) -> None:
+    """second moments of which every pair is possible and all together are not"""
+    for name, tensor in tensors.items():
+        if name.startswith(EVIDENCE + INPUTS):
+            diagonal = unpack_symmetric(tensor).diagonal()
+            root = diagonal.sqrt()
+            matrix = -0.9 * root[:, None] * root + torch.diag(1.9 * diagonal)
+            tensor.copy_(matrix.masked_select(triangle(len(matrix))))
+
+
+def loud_evidence(tensors: dict[str, Tensor]) -> None:
+    """second moments a million times too large, to win every weighted average"""
+    for name, tensor in tensors.items():
+        if name.startswith(EVIDENCE + INPUTS) and not name.endswith(HEAD):
+            tensor.mul_(1e6)
+
+
+LIES: dict[str, tuple[str, Lie]] = {
+    "negated_sums": (STATISTICS, negated_sums),
+    "exchanged_sums": (STATISTICS, exchanged_sums),
+    "indefinite_evidence": (EVIDENCE + INPUTS, indefinite_evidence),
+    "loud_evidence": (EVIDENCE + INPUTS, loud_evidence),
+}
+"""attack -> how the tensors are called that it needs, what it does to them"""
+
+
+def claiming_more(tensors: dict[str, Tensor]) -> None:
+    """The same upload as if every image had been there `REPEATED` times."""
+    for name, tensor in tensors.items():
+        if name == COUNTS or name.startswith(STATISTICS):
+            tensor.mul_(REPEATED if not name.endswith("#scale") else REPEATED**0.5)
+
+
+def rewritten(upload: Upload, target: Path, lie: Lie) -> Path:
+    """An upload that says something else and whose digests are right all the same."""
+    from safetensors.torch import save
+
+    tensors = read_tensors(upload.path, upload.manifest)
+    lie(tensors)
+    manifest = {key: value for key, value in upload.manifest.items() if key not in ("digest", "signature")}
+    if COUNTS in tensors:
+        manifest["samples"] = int(tensors[COUNTS].sum())
+    manifest["tensors"] = {name: tensor_digest(tensor) for name, tensor in sorted(tensors.items())}
+    manifest["digest"] = digest_of(manifest)
+    write_bytes(target, save(tensors, metadata={MANIFEST: json.dumps(manifest, sort_keys=True)}))
+    return target
