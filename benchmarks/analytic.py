@@ -21,17 +21,17 @@ from typing import Any
 
 import torch
 
+from oneflare.client.statistics import measure
+from oneflare.core.files import write_json
 from oneflare.data import load
-from oneflare.engine import map_tasks
-from oneflare.federation import Federation, Observer, RunFiles
-from oneflare.files import write_json
 from oneflare.fusion import FUSIONS, build_fusion, logits_of_all
 from oneflare.methods.resolve import resolve
 from oneflare.metrics import score
 from oneflare.nn import build_encoder, build_feature_map
 from oneflare.nn.hardware import one_thread
-from oneflare.stages import Result, open_run, run_experiment
-from oneflare.statistics import measure
+from oneflare.simulation.engines import map_tasks
+from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.stages import Result, open_run, run_experiment
 from oneflare.study.bench.steps import interleaved, machine, random_dataset
 from oneflare.study.cells import Cell as StudyCell
 from oneflare.study.cells import make_plan

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oneflare.files import write_json, write_text
+from oneflare.core.files import write_json, write_text
 from oneflare.methods.resolve import resolve
-from oneflare.stages import run_experiment
+from oneflare.simulation.stages import run_experiment
 
 RESULTS = Path("results/fusion/distill_digits.json")
 FUSIONS = ("distill_public", "distill_datafree", "coboosting")

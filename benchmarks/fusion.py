@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
-from oneflare.evidence import EVIDENCE
-from oneflare.files import write_json, write_text
+from oneflare.core.files import write_json, write_text
 from oneflare.study.compare import compare_methods
 from oneflare.study.fusing import BenchTable, bench_runs
+from oneflare.upload.evidence import EVIDENCE
 
 METHODS = ("flare", "fafi")
 SEEDS = 3

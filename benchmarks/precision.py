@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from oneflare.files import read_json, write_json
+from oneflare.core.files import read_json, write_json
 from oneflare.methods.resolve import resolve
-from oneflare.stages import run_experiment
+from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import machine
 
 OUT = Path("results/precision.json")

@@ -19,14 +19,14 @@ from typing import Any
 from torch import Tensor
 
 from oneflare._version import __version__
+from oneflare.core.files import read_json, write_json
 from oneflare.data import load
-from oneflare.federation import Observer
-from oneflare.files import read_json, write_json
 from oneflare.fusion import UploadSet
-from oneflare.fusion.probes import probe_features
-from oneflare.fusion.suspects import LEAST_MEMBERS, find_suspects
+from oneflare.fusion.trust.probes import probe_features
+from oneflare.fusion.trust.suspects import LEAST_MEMBERS, find_suspects
 from oneflare.nn.hardware import one_thread
-from oneflare.stages import open_run, read_experiment, run_experiment
+from oneflare.simulation.simulation import Observer
+from oneflare.simulation.stages import open_run, read_experiment, run_experiment
 from oneflare.study.attacks import ATTACKS, LABEL_FLIP, NOBODY, counts_of, network_of, with_flipped_labels
 from oneflare.upload import Upload, read_upload, write_upload
 

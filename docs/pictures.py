@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from oneflare.config import PartitionConfig
+    from oneflare.core.config import PartitionConfig
 
 FOLDER = Path(__file__).resolve().parent / "pictures"
 WIDTH = 700
@@ -143,7 +143,7 @@ def one_shot() -> Drawing:
 
 def label_skew() -> Drawing:
     """The digits over five clients at three concentrations, by the partition code."""
-    from oneflare.config import DataConfig
+    from oneflare.core.config import DataConfig
     from oneflare.data import load, split_clients
 
     data = load(DataConfig(name="digits"))
@@ -177,7 +177,7 @@ def label_skew() -> Drawing:
 
 def _partition(alpha: float, clients: int) -> PartitionConfig:
     """The limit of the Dirichlet law at infinity is the even split."""
-    from oneflare.config import PartitionConfig
+    from oneflare.core.config import PartitionConfig
 
     if math.isinf(alpha):
         return PartitionConfig(kind="iid", clients=clients)
@@ -317,7 +317,7 @@ def fusion() -> Drawing:
     """One class, three members, one of whom never saw it: the plain mean against the counted one."""
     import torch
 
-    from oneflare.fusion.features import counted_prototypes
+    from oneflare.fusion.features.sums import counted_prototypes
 
     counts = torch.tensor([[90.0], [10.0], [0.0]])
     angles = (math.radians(62), math.radians(38), math.radians(-75))
@@ -355,10 +355,10 @@ def analytic() -> Drawing:
     """Two splits of the same images: other parts, the same sum."""
     import torch
 
-    from oneflare.config import DataConfig
+    from oneflare.client.statistics import measure
+    from oneflare.core.config import DataConfig
     from oneflare.data import load, split_clients
     from oneflare.nn import build_feature_map
-    from oneflare.statistics import measure
 
     data = load(DataConfig(name="digits"))
     features = build_feature_map({"name": "random_conv", "filters": 2}, 1, 8)

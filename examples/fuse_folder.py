@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import oneflare
-from oneflare.stages import fuse_run
+from oneflare.simulation.stages import fuse_run
 
 folder = Path(mkdtemp()) / "run"
 oneflare.run(data="digits", clients=4, alpha=0.3, epochs=5, fusions="count_prototypes", out=folder)

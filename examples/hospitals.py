@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from oneflare.config import DataConfig, PartitionConfig
+from oneflare.core.config import DataConfig, PartitionConfig
 from oneflare.data import Split, load, split_clients
 
 HOSPITALS = ("north", "south", "east", "west")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import oneflare
 from oneflare.fusion import FUSIONS, Fusion, GlobalModel, UploadSet
-from oneflare.fusion.model import rule
-from oneflare.stages import fuse_run
+from oneflare.models.members import rule
+from oneflare.simulation.stages import fuse_run
 from oneflare.testing import check_fusion
 
 

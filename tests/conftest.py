@@ -52,7 +52,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run whose files tests may read but must not change."""
     from oneflare.methods.resolve import resolve
-    from oneflare.stages import run_experiment
+    from oneflare.simulation.stages import run_experiment
 
     folder = tmp_path_factory.mktemp("tiny") / "run"
     run_experiment(resolve(TINY, {"method": "flare"}), folder)
@@ -63,8 +63,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_uploads(tiny_run: Path):
     """The verified uploads of the tiny run."""
     from oneflare.data import load
-    from oneflare.federation import Federation, Observer, RunFiles
-    from oneflare.stages import read_experiment
+    from oneflare.simulation.simulation import Federation, Observer, RunFiles
+    from oneflare.simulation.stages import read_experiment
 
     experiment, files = read_experiment(tiny_run), RunFiles(tiny_run)
     federation = Federation.build(experiment, files, load(experiment.data), None, None)

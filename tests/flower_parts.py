@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oneflare.charter import FILE, Charter, new_charter
+from oneflare.federation.charter import FILE, Charter, new_charter
 
 MEMBERS = ("east", "north", "south")
 SETTINGS = {

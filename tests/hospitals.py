@@ -13,11 +13,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from oneflare.charter import Charter, new_charter
-from oneflare.config import DataConfig
+from oneflare.core.config import DataConfig
 from oneflare.data import Split, load
-from oneflare.member import make_upload, member_data
-from oneflare.signing import SigningKey
+from oneflare.federation.charter import Charter, new_charter
+from oneflare.federation.member import make_upload, member_data
+from oneflare.upload.signing import SigningKey
 
 COMMAND = [str(Path(sys.executable).parent / "oneflare")]
 NAMES = ("east", "north", "south")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from oneflare.evidence import EVIDENCE
 from oneflare.fusion import FUSIONS, build_fusion
 from oneflare.nn import ENCODERS, FEATURE_MAPS
 from oneflare.objective import CONTROLLERS, Controller
@@ -18,6 +17,7 @@ from oneflare.testing import (
     check_method,
     check_source,
 )
+from oneflare.upload.evidence import EVIDENCE
 
 NEEDS_MORE = {
     "analytic": {"analytic": {"name": "random_conv", "filters": 8}},

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from oneflare.data import Dataset, from_arrays
     from oneflare.errors import OneFlareError
     from oneflare.fusion import GlobalModel, load_model
-    from oneflare.stages import Result, run
+    from oneflare.simulation.stages import Result, run
 
 _HOMES = {
-    "run": "oneflare.stages",
-    "Result": "oneflare.stages",
+    "run": "oneflare.simulation.stages",
+    "Result": "oneflare.simulation.stages",
     "Dataset": "oneflare.data",
     "from_arrays": "oneflare.data",
     "GlobalModel": "oneflare.fusion",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oneflare.config import DataConfig
+from oneflare.core.config import DataConfig
 from oneflare.data import Dataset, load
 from oneflare.data.sources import SOURCES
 from oneflare.fusion import FUSIONS, GlobalModel, SingleModel, UploadSet, build_fusion, load_model
@@ -177,8 +177,8 @@ def check_fusion(name: str, *, settings: dict[str, Any] | None = None, **options
 
 def tiny_uploads(folder: Path, settings: dict[str, Any] | None = None) -> UploadSet:
     """Three clients' uploads after one epoch on a few digits, read back and verified."""
-    from oneflare.federation import Federation, Observer, RunFiles
-    from oneflare.stages import read_experiment
+    from oneflare.simulation.simulation import Federation, Observer, RunFiles
+    from oneflare.simulation.stages import read_experiment
 
     result = _tiny_run(folder, settings or {})
     experiment, files = read_experiment(result.folder), RunFiles(result.folder)
@@ -189,7 +189,7 @@ def tiny_uploads(folder: Path, settings: dict[str, Any] | None = None) -> Upload
 
 def _tiny_run(folder: Path, settings: dict[str, Any]) -> Any:
     from oneflare.methods.resolve import resolve
-    from oneflare.stages import run_experiment
+    from oneflare.simulation.stages import run_experiment
 
     base = {
         "data": TINY_DATA,

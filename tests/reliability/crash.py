@@ -17,11 +17,11 @@ from typing import Any
 
 from safetensors import safe_open
 
-from oneflare.config import Experiment
-from oneflare.federation import RunFiles
-from oneflare.files import TEMPORARY_SUFFIX
+from oneflare.core.config import Experiment
+from oneflare.core.files import TEMPORARY_SUFFIX
 from oneflare.report import write_report
-from oneflare.stages import read_result, run_experiment
+from oneflare.simulation.simulation import RunFiles
+from oneflare.simulation.stages import read_result, run_experiment
 
 OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod"}
 
@@ -181,7 +181,7 @@ def listing(folder: Path) -> set[str]:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """All that an uninterrupted run would give, bit for bit: figures, uploads, traces, models."""
-    from test_stages import figures
+    from shared import figures
 
     exact = {
         str(path.relative_to(folder)): path.read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from hospitals import tiny_charter
-from oneflare.charter import Charter
+from oneflare.federation.charter import Charter
 from oneflare.upload import seal_upload, write_upload
 
 MADE = "2026-01-01T00:00:00+00:00"

@@ -21,14 +21,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from oneflare.client.statistics import measure, measure_on_lattice, privatise
+from oneflare.core.files import digest_of, tensor_digest
+from oneflare.core.noise import SeededWords
+from oneflare.core.privacy import Privacy
+from oneflare.core.seeds import numpy_generator
 from oneflare.data import ImageSpec
-from oneflare.files import digest_of, tensor_digest
 from oneflare.nn import initial_network
-from oneflare.noise import SeededWords
-from oneflare.privacy import Privacy
-from oneflare.seeds import numpy_generator
-from oneflare.statistics import Plan, measure, measure_on_lattice, pack, privatise
 from oneflare.upload import ENCODER, MANIFEST, Contract, read_upload, write_upload
+from oneflare.upload.statistics import Plan, pack
 
 SPEC = {"name": "conv4", "width": 2, "dim": 8}
 IMAGE = ImageSpec.default(1, 8)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
-from oneflare.files import write_json
+from oneflare.core.files import write_json
 
 RESULTS = Path(__file__).parents[2] / "results" / "trust"
 

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from conftest import TINY
 from oneflare.methods.resolve import resolve
-from oneflare.stages import run_experiment
+from oneflare.simulation.stages import run_experiment
 from oneflare.study.audit import audit_run, label_error, membership, shares
 
 

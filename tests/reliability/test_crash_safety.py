@@ -28,12 +28,12 @@ from crash import (
 from record import record
 
 from conftest import TINY
-from oneflare.config import Experiment
-from oneflare.files import exclusive
+from oneflare.core.config import Experiment
+from oneflare.core.files import exclusive
+from oneflare.core.seeds import numpy_generator
 from oneflare.methods.resolve import resolve
-from oneflare.seeds import numpy_generator
-from oneflare.stages import read_experiment, run_experiment
-from test_cli import COMMAND, TINY_WORDS, wait_for
+from oneflare.simulation.stages import read_experiment, run_experiment
+from shared import COMMAND, TINY_WORDS, wait_for
 
 CLIENTS = 3
 LONGER = {"train.epochs": 4, "train.checkpoint_seconds": 0, "train.snapshots": 1, "method": "flare"}
@@ -227,7 +227,7 @@ def test_a_stale_lock_is_recognised(tmp_path):
 def test_workers_of_a_killed_run_are_waited_for(tmp_path):
     """The lock of a killed process lives on in its workers for a moment; its number is known to be dead."""
     holder = (
-        "import os, time, subprocess, sys; from pathlib import Path; from oneflare.files import exclusive\n"
+        "import os, time, subprocess, sys; from pathlib import Path; from oneflare.core.files import exclusive\n"
         "with exclusive(Path('run')):\n"
         "    if os.fork() == 0:\n"
         "        time.sleep(1); os._exit(0)\n"

@@ -14,11 +14,11 @@ from crowd import charter_of, upload_of
 from record import record_door
 
 from hospitals import COMMAND, oneflare
-from oneflare.charter import Charter, read_charter, revised
-from oneflare.member import signer
-from oneflare.signing import SigningKey, generate
+from oneflare.federation.charter import Charter, read_charter, revised
+from oneflare.federation.member import signer
 from oneflare.study.attacks import ATTACKS
 from oneflare.upload import seal_upload, write_upload
+from oneflare.upload.signing import SigningKey, generate
 
 pytestmark = pytest.mark.soak
 NAMES = ("east", "north", "south", "west")

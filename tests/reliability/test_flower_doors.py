@@ -16,14 +16,14 @@ import pytest
 from record import record_door
 
 from flower_parts import MEMBERS, make_federation
-from oneflare.coordinator import fuse_federation
-from oneflare.engine.flower import QUIET, require_flower
-from oneflare.files import read_json, write_text
-from oneflare.flower_app.certificates import Certificates, make_certificates
-from oneflare.flower_app.deployment import CONNECTION, HOST, Closed, Deployment, free_port
-from oneflare.flower_app.proxy import NOBODY, STRANGER
-from oneflare.flower_app.template import write_app
-from oneflare.member import make_upload, member_data
+from oneflare.core.files import read_json, write_text
+from oneflare.federation.coordinator import fuse_federation
+from oneflare.federation.flower.certificates import Certificates, make_certificates
+from oneflare.federation.flower.deployment import CONNECTION, HOST, Closed, Deployment, free_port
+from oneflare.federation.flower.proxy import NOBODY, STRANGER
+from oneflare.federation.flower.template import write_app
+from oneflare.federation.member import make_upload, member_data
+from oneflare.simulation.engines.flower import QUIET, require_flower
 
 require_flower()
 

@@ -11,12 +11,12 @@ import pytest
 from crowd import charter_of, upload_of
 
 from hospitals import typed
-from oneflare.charter import read_charter, revised
 from oneflare.cli.federation import admit
-from oneflare.coordinator import Rules, fuse_federation
 from oneflare.errors import RunError
+from oneflare.federation.charter import read_charter, revised
+from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.fusion import load_model
-from oneflare.signing import generate
+from oneflare.upload.signing import generate
 
 NAMES = ("east", "north", "south")
 NEW = "2026-02-01T00:00:00+00:00"
@@ -99,7 +99,7 @@ def test_who_sends_nothing_usable_can_stay_in_with_the_upload_before(federation)
 
 
 def test_classes_that_only_the_gone_had_are_named(federation):
-    from oneflare.coordinator import change
+    from oneflare.federation.coordinator import change
 
     last = json.loads((federation / "result.json").read_text())
     for member in last["members"]:

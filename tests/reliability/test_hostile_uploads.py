@@ -15,8 +15,8 @@ from hostile import MUTATIONS, honest_uploads, mutants
 from measure import peak_growth
 from record import record, record_door
 
+from oneflare.core.files import tensor_digest
 from oneflare.errors import MemberFault, UploadError
-from oneflare.files import tensor_digest
 from oneflare.upload import read_upload, read_weights
 from oneflare.upload.tensors import copied_tensors
 

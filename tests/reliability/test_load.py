@@ -10,10 +10,10 @@ from hostile import honest_uploads, mutants
 from measure import peak_growth
 from record import record
 
-from oneflare.charter import FILE
-from oneflare.coordinator import fuse_federation
-from oneflare.intake import take_in
-from test_cli import oneflare
+from oneflare.federation.charter import FILE
+from oneflare.federation.coordinator import fuse_federation
+from oneflare.federation.intake import take_in
+from shared import oneflare
 
 
 def crowd(folder: Path, members: int, hostile: int) -> dict:

@@ -11,7 +11,7 @@ import torch
 from record import record_door
 
 from hospitals import digits, make, rows_of, tiny_charter, typed, write_pngs
-from oneflare.charter import FILE, Charter
+from oneflare.federation.charter import FILE, Charter
 from oneflare.study.lies import LIES, Lie, claiming_more, rewritten
 from oneflare.upload import STATISTICS, read_upload, seal_upload
 

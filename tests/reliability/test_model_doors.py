@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from record import record_door
-
-from hospitals import typed
-from oneflare.serving_limits import Limits
 from test_model_files import TAMPERED, attack_fields, copy_of, federation, picture, tamper
 from test_serving import ATTACKS, SMALL, exchange, form, head, noise, running
+
+from hospitals import typed
+from oneflare.models.serving.limits import Limits
 
 __all__ = ["federation"]
 REQUESTS = 10

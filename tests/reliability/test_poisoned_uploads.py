@@ -11,10 +11,10 @@ from crowd import charter_of, upload_of
 from record import RESULTS, record
 
 from conftest import TINY
-from oneflare.charter import FILE
-from oneflare.coordinator import fuse_federation
+from oneflare.federation.charter import FILE
+from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import build_fusion
-from oneflare.fusion.suspects import agreement, capped, evened, judge, way_cosine
+from oneflare.fusion.trust.suspects import agreement, capped, evened, judge, way_cosine
 from oneflare.methods.resolve import resolve
 from oneflare.study.attacks import (
     ATTACKS,
@@ -191,7 +191,7 @@ def test_the_audit_of_the_page_on_privacy(tmp_path):
 
 
 def audit_figures(folder: Path) -> dict:
-    from oneflare.stages import run_experiment
+    from oneflare.simulation.stages import run_experiment
 
     layer = {"alpha": 0.05, "clients": 5, "seed": 0}
     rows = []

@@ -11,12 +11,12 @@ from crowd import charter_of, upload_of
 from hostile import file_of
 from record import record
 
-from oneflare.files import digest_of
-from oneflare.intake import take_in
-from oneflare.member import signer
-from oneflare.seeds import numpy_generator
-from oneflare.signing import SigningKey, generate
+from oneflare.core.files import digest_of
+from oneflare.core.seeds import numpy_generator
+from oneflare.federation.intake import take_in
+from oneflare.federation.member import signer
 from oneflare.upload import MANIFEST
+from oneflare.upload.signing import SigningKey, generate
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from test_cli import TINY_WORDS
+from shared import TINY_WORDS
 
 ROOT = Path(__file__).parents[2]
 PINS = dict(re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))

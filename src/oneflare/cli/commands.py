@@ -57,9 +57,9 @@ def run(
     from oneflare.cli import show
     from oneflare.cli.progress import progress
     from oneflare.cli.tracking import tracked
-    from oneflare.config import parse_overrides, read_yaml
+    from oneflare.core.config import parse_overrides, read_yaml
     from oneflare.methods.resolve import resolve
-    from oneflare.stages import choose_folder, run_experiment
+    from oneflare.simulation.stages import choose_folder, run_experiment
 
     layers = [read_yaml(config)] if config else []
     experiment = resolve(*layers, parse_overrides(overrides or []))
@@ -99,7 +99,7 @@ def compare(
     from oneflare.cli import show
     from oneflare.cli.progress import progress
     from oneflare.cli.tracking import tracked
-    from oneflare.config import parse_overrides, read_yaml
+    from oneflare.core.config import parse_overrides, read_yaml
     from oneflare.errors import ConfigError
     from oneflare.report import write_comparison
     from oneflare.study import compare_methods

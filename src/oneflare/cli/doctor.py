@@ -58,9 +58,9 @@ def examine() -> dict[str, object]:
 
     from oneflare._version import __version__
     from oneflare.data.sources import LAYOUTS
-    from oneflare.engine import default_workers
     from oneflare.nn import bfloat16
     from oneflare.nn.hardware import bfloat16_speedup, choose_device
+    from oneflare.simulation.engines import default_workers
 
     device = choose_device("auto")
     root = os.environ.get("ONEFLARE_DATA")

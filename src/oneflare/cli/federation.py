@@ -11,8 +11,8 @@ import typer
 from oneflare.cli.commands import Json, Overrides, Quiet
 
 if TYPE_CHECKING:
-    from oneflare.charter import Charter
-    from oneflare.signing import SigningKey
+    from oneflare.federation.charter import Charter
+    from oneflare.upload.signing import SigningKey
 
 WAIT_SECONDS = 60.0
 """for another command that changes the same federation"""
@@ -67,12 +67,12 @@ def init(
 
       oneflare server init digits --classes 0,1,2,3 --image-size 8 --channels 1 --member north=north.pub epochs=20
     """
-    from oneflare.charter import FILE, new_charter, revised, short
     from oneflare.cli import show
-    from oneflare.config import parse_overrides
-    from oneflare.files import exclusive
-    from oneflare.member import upload_size
-    from oneflare.vouching import PRIVATE, make_key
+    from oneflare.core.config import parse_overrides
+    from oneflare.core.files import exclusive
+    from oneflare.federation.charter import FILE, new_charter, revised, short
+    from oneflare.federation.member import upload_size
+    from oneflare.federation.vouching import PRIVATE, make_key
 
     path = folder / FILE
     _refuse_existing(path)
@@ -131,10 +131,10 @@ def admit(
 
       oneflare server admit federation north north.pub
     """
-    from oneflare.charter import FILE, read_charter, revised
     from oneflare.cli import show
-    from oneflare.files import exclusive
-    from oneflare.signing import check_name, public_key_of
+    from oneflare.core.files import exclusive
+    from oneflare.federation.charter import FILE, read_charter, revised
+    from oneflare.upload.signing import check_name, public_key_of
 
     public = None if key is None else public_key_of(key)
     check_name(name)
@@ -221,14 +221,14 @@ def fuse(
     --check-points of your images stops the fusion with its name, and nothing is changed, until you --approve or
     --remove it. Without such images, only members that differ from the others in their numbers are warned about.
     """
-    from oneflare.admission import Admission
-    from oneflare.charter import read_charter
     from oneflare.cli import show
     from oneflare.cli.show_federation import fused_federation
-    from oneflare.coordinator import Rules, fuse_federation
     from oneflare.data.local import read_local
     from oneflare.errors import ConfigError
-    from oneflare.report.federation import write_card, write_federation_page
+    from oneflare.federation.admission import Admission
+    from oneflare.federation.charter import read_charter
+    from oneflare.federation.coordinator import Rules, fuse_federation
+    from oneflare.federation.page import write_card, write_federation_page
 
     charter = read_charter(folder)
     held_out = None if test is None else read_local(test, charter.classes, charter.image.spec())
@@ -270,7 +270,7 @@ def keygen(
       oneflare client keygen --name north
     """
     from oneflare.cli import show
-    from oneflare.signing import check_name, generate
+    from oneflare.upload.signing import check_name, generate
 
     private, public = (out / f"{check_name(name)}.{ending}" for ending in ("key", "pub"))
     key = generate(private, public)
@@ -316,16 +316,16 @@ def train(
 
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
-    from oneflare.charter import read_charter, short
     from oneflare.cli import show
     from oneflare.cli.show_federation import announce, disclosure, list_damaged, member_progress
     from oneflare.data.labelled import DamagedImages
-    from oneflare.disclosure import disclose
     from oneflare.errors import ConfigError, DataError
-    from oneflare.ledger import Ledger, ledger_folder
-    from oneflare.member import estimate, make_upload, member_data, upload_notes
-    from oneflare.signing import read_key
+    from oneflare.federation.charter import read_charter, short
+    from oneflare.federation.ledger import Ledger, ledger_folder
+    from oneflare.federation.member import estimate, make_upload, member_data, upload_notes
     from oneflare.study.estimate import duration
+    from oneflare.upload.disclosure import disclose
+    from oneflare.upload.signing import read_key
 
     if out.suffix != ".safetensors":
         raise ConfigError(f"--out {out}: an upload's name ends in .safetensors")
@@ -396,7 +396,7 @@ def show_budget(
       oneflare client budget --key north.key
     """
     from oneflare.cli import show
-    from oneflare.ledger import DIGITS, Ledger, ledger_folder
+    from oneflare.federation.ledger import DIGITS, Ledger, ledger_folder
 
     ledger = Ledger(ledger_folder(key))
     answers = ledger.answers()
@@ -424,7 +424,7 @@ def show_upload(
     """
     from oneflare.cli import show
     from oneflare.cli.show_federation import disclosure
-    from oneflare.disclosure import disclose
+    from oneflare.upload.disclosure import disclose
 
     content = disclose(file)
     if json:
@@ -457,7 +457,7 @@ def _class_names(text: str) -> list[str]:
 
 
 def _member(text: str) -> tuple[str, str | None]:
-    from oneflare.signing import public_key_of
+    from oneflare.upload.signing import public_key_of
 
     name, separator, key = text.partition("=")
     return name, public_key_of(key) if separator else None
@@ -466,8 +466,8 @@ def _member(text: str) -> tuple[str, str | None]:
 def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *, must_sign: bool) -> str:
     """The member's name: given, or by its key, or the one its earlier training here has, or a random one."""
     from oneflare.errors import ConfigError
-    from oneflare.member import claimed_member, work_folder
-    from oneflare.signing import check_name
+    from oneflare.federation.member import claimed_member, work_folder
+    from oneflare.upload.signing import check_name
 
     owner = None if key is None else charter.member_of(key.public)
     name = name or owner
@@ -485,6 +485,6 @@ def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, 
 
 
 def _size(number: float) -> str:
-    from oneflare.report.federation import size_text
+    from oneflare.federation.page import size_text
 
     return size_text(number)

@@ -39,7 +39,7 @@ def init(
       oneflare flower init lungs-app --federation lungs --min-members 3
     """
     from oneflare.cli import show
-    from oneflare.flower_app.template import app_digest, write_app
+    from oneflare.federation.flower.template import app_digest, write_app
 
     path = write_app(folder, federation, min_members)
     show.done(f"wrote {path}; start the SuperLink and the members' SuperNodes, then: flwr run {folder} CONNECTION")
@@ -57,7 +57,7 @@ def digest(folder: Annotated[Path, typer.Argument(metavar="APP", help="Folder of
 
       oneflare flower digest lungs-app
     """
-    from oneflare.flower_app.template import app_digest
+    from oneflare.federation.flower.template import app_digest
 
     typer.echo(app_digest(folder))
 
@@ -83,7 +83,7 @@ def certificates(
       oneflare flower certificates certificates --host 10.0.0.5 --member north --member south
     """
     from oneflare.cli import show
-    from oneflare.flower_app.certificates import DAYS, make_certificates
+    from oneflare.federation.flower.certificates import DAYS, make_certificates
 
     files = make_certificates(folder, host or ["127.0.0.1"], member or [])
     show.done(f"{files.authority}: the CA, for every member and for `flwr`")
@@ -112,10 +112,10 @@ def register(
       oneflare flower register lungs north certificates/north.node.pub --connection ours
     """
     from oneflare.cli import show
-    from oneflare.engine.flower import require_flower
+    from oneflare.simulation.engines.flower import require_flower
 
     require_flower()
-    from oneflare.flower_app.nodes import bind_node, register_with_flwr
+    from oneflare.federation.flower.nodes import bind_node, register_with_flwr
 
     bound = bind_node(folder, member, key, lambda path: register_with_flwr(path, connection))
     show.done(f"node {bound.node} is {member}'s; write the proxy's configuration again: oneflare flower proxy")
@@ -141,12 +141,12 @@ def proxy(
 
       oneflare flower proxy lungs proxy --certificates certificates --listen 0.0.0.0:8443
     """
-    from oneflare.charter import read_charter
     from oneflare.cli import show
-    from oneflare.coordinator import FederationFiles
-    from oneflare.flower_app.certificates import Certificates
-    from oneflare.flower_app.nodes import read_nodes
-    from oneflare.flower_app.proxy import Door, start_command, write_proxy
+    from oneflare.federation.charter import read_charter
+    from oneflare.federation.coordinator import FederationFiles
+    from oneflare.federation.flower.certificates import Certificates
+    from oneflare.federation.flower.nodes import read_nodes
+    from oneflare.federation.flower.proxy import Door, start_command, write_proxy
 
     read_charter(folder)
     removed = FederationFiles(folder).removed()
@@ -176,7 +176,7 @@ def node(
 
       oneflare flower node --superlink COORDINATOR:8443 --authority ca.crt --certificate north.crt --certificate-key north.key --node-key north.node --app DIGEST --node-config 'member="north" data="/srv/images"'
     """  # noqa: E501
-    from oneflare.flower_app.pinned import Seat, run_node
+    from oneflare.federation.flower.pinned import Seat, run_node
 
     run_node(Seat(superlink, authority, certificate, certificate_key, node_key, app, port), node_config)
 
@@ -210,17 +210,17 @@ def try_here(
 
       oneflare flower try digits --member north=north --member south=south --tls
     """
-    from oneflare.charter import read_charter
     from oneflare.cli import show
     from oneflare.cli.show_federation import fused_federation
-    from oneflare.coordinator import FederationFiles, Fused, read_fused
-    from oneflare.engine.flower import require_flower
     from oneflare.errors import ConfigError, WorkError
+    from oneflare.federation.charter import read_charter
+    from oneflare.federation.coordinator import FederationFiles, Fused, read_fused
+    from oneflare.simulation.engines.flower import require_flower
 
     require_flower()
-    from oneflare.flower_app.certificates import make_certificates
-    from oneflare.flower_app.deployment import Closed, Deployment
-    from oneflare.flower_app.template import write_app
+    from oneflare.federation.flower.certificates import make_certificates
+    from oneflare.federation.flower.deployment import Closed, Deployment
+    from oneflare.federation.flower.template import write_app
 
     charter = read_charter(folder)
     nodes = {name: {"data": path, "member": name} for name, path in (_pair(text, "--member") for text in member)}

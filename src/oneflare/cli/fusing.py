@@ -63,8 +63,8 @@ def fuse(
     from oneflare.cli import show
     from oneflare.cli.progress import progress
     from oneflare.errors import ConfigError
-    from oneflare.membership import Membership
-    from oneflare.stages import fuse_run
+    from oneflare.fusion.membership import Membership
+    from oneflare.simulation.stages import fuse_run
     from oneflare.study.compare import FILE
     from oneflare.study.fusing import bench_runs, own_fusions
 
@@ -108,8 +108,8 @@ def fuse(
 
 def _spec(text: str) -> dict[str, Any]:
     """`name`, or `{name: ..., option: ...}` as in a file of settings."""
+    from oneflare.core.strict import strict_yaml
     from oneflare.errors import ConfigError
-    from oneflare.strict import strict_yaml
 
     try:
         spec = strict_yaml(text) if text.lstrip().startswith("{") else {"name": text}

@@ -41,10 +41,10 @@ def explain(
     """
     from oneflare.cli import show
     from oneflare.cli.parts import find_parts, named_parts
+    from oneflare.core.plugins import load_plugins
     from oneflare.errors import ConfigError, did_you_mean
     from oneflare.methods import METHODS
     from oneflare.methods.explain import explain as explanation_of
-    from oneflare.plugins import load_plugins
 
     load_plugins()
     parts = find_parts(name)
@@ -93,9 +93,9 @@ def schedule(
       oneflare schedule cosine_restarts cycles=8 --toy --out toy.svg
     """
     from oneflare.cli import show
-    from oneflare.config import parse_overrides
+    from oneflare.core.config import parse_overrides
+    from oneflare.core.schedules import SCHEDULES, build_schedule
     from oneflare.report import pictures
-    from oneflare.schedules import SCHEDULES, build_schedule
     from oneflare.study.toy import FALLING
 
     pictures.check_format(out)
@@ -129,7 +129,7 @@ def lambda_picture(
     from oneflare.cli import show
     from oneflare.report import pictures
     from oneflare.report.details import traces_of
-    from oneflare.stages import read_result
+    from oneflare.simulation.stages import read_result
 
     pictures.check_format(out)
     results = [read_result(folder) for folder in runs]

@@ -33,9 +33,9 @@ def load(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
     """The model, verified if the coordinator's key is known; one line on stderr says which."""
     from oneflare.cli import show
     from oneflare.errors import ConfigError
+    from oneflare.federation.vouching import known_key
     from oneflare.fusion import load_model
     from oneflare.fusion.alone import is_upload, model_of_upload
-    from oneflare.vouching import known_key
 
     file = model_file(path, fusion) if path.is_dir() else path
     if not path.is_dir() and fusion is not None:
@@ -57,10 +57,10 @@ def load(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
 
 def model_file(folder: Path, fusion: str | None) -> Path:
     """The model of a fusion in the folder of a run or federation; by default the folder's own fusion."""
-    from oneflare.charter import FILE
-    from oneflare.coordinator import read_fused
     from oneflare.errors import RunError, did_you_mean
-    from oneflare.stages import RunFiles, read_result
+    from oneflare.federation.charter import FILE
+    from oneflare.federation.coordinator import read_fused
+    from oneflare.simulation.stages import RunFiles, read_result
 
     if (folder / FILE).exists():
         content = read_fused(folder)

@@ -27,11 +27,11 @@ from oneflare.cli import (
     study,
     trust,
 )
+from oneflare.core.frames import own_lines
+from oneflare.core.plain import plain
+from oneflare.core.plugins import name_plugins
+from oneflare.core.stopping import what_is_kept
 from oneflare.errors import OneFlareError
-from oneflare.frames import own_lines
-from oneflare.plain import plain
-from oneflare.plugins import name_plugins
-from oneflare.stopping import what_is_kept
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130

@@ -34,9 +34,9 @@ def predict(
       oneflare predict federation/model.safetensors scans --csv > answers.csv
     """
     from oneflare.cli import show
+    from oneflare.core.plain import plain
     from oneflare.errors import ConfigError, DataError
-    from oneflare.plain import plain
-    from oneflare.predicting import classify, image_files
+    from oneflare.models.predicting import classify, image_files
 
     if json and csv:
         raise ConfigError("--json and --csv exclude each other")
@@ -60,7 +60,7 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
     import csv
     import sys
 
-    from oneflare.plain import csv_cell
+    from oneflare.core.plain import csv_cell
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["image", "class", "probability", "error"])
@@ -133,7 +133,7 @@ def export(
       oneflare export federation --onnx model.onnx
     """
     from oneflare.cli import show
-    from oneflare.fusion.export import INPUT, export_onnx
+    from oneflare.models.onnx import INPUT, export_onnx
 
     loaded = load(model, fusion, key)
     made = export_onnx(loaded, onnx)
@@ -180,8 +180,8 @@ def serve(
     from oneflare.errors import ConfigError
 
     try:
-        from oneflare.serving import LOOPBACK, make_server
-        from oneflare.serving_limits import Limits
+        from oneflare.models.serving.app import LOOPBACK, make_server
+        from oneflare.models.serving.limits import Limits
     except ImportError:
         raise ConfigError("serve needs fastapi and uvicorn; pip install 'oneflare[serve]'") from None
     limits = Limits(

@@ -34,8 +34,8 @@ def methods(
       oneflare methods --json
     """
     from oneflare.cli import show
+    from oneflare.core.plugins import load_plugins, loaded_plugins
     from oneflare.methods import METHODS
-    from oneflare.plugins import load_plugins, loaded_plugins
 
     load_plugins()
     own = bool(loaded_plugins())
@@ -74,6 +74,7 @@ def find_parts(name: str) -> list[dict[str, Any]]:
 
 
 def _registries() -> tuple[Any, ...]:
+    from oneflare.core.schedules import SCHEDULES
     from oneflare.data.partition import PARTITIONS
     from oneflare.data.sources import SOURCES
     from oneflare.fusion import FUSIONS
@@ -83,7 +84,6 @@ def _registries() -> tuple[Any, ...]:
     from oneflare.objective import CONTROLLERS
     from oneflare.objective.banks import BANKS
     from oneflare.objective.terms import TERMS
-    from oneflare.schedules import SCHEDULES
 
     return (
         FUSIONS, CONTROLLERS, ENCODERS, FEATURE_MAPS, SOURCES, PARTITIONS, ANCHORS, TERMS, BANKS, SCHEDULES,

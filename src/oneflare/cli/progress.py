@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from oneflare.cli.show import MOST_ROWS, client_table, console_for
-from oneflare.client import ClientSummary
-from oneflare.config import Experiment
+from oneflare.client.training import ClientSummary
+from oneflare.core.config import Experiment
 from oneflare.data import Dataset, Partition
-from oneflare.stages import Observer
+from oneflare.simulation.stages import Observer
 
 
 class TerminalObserver(Observer):

@@ -35,9 +35,9 @@ def report(
       oneflare report runs/demo --figures figures --format pdf
     """
     from oneflare.cli import show
+    from oneflare.core.files import write_text
     from oneflare.errors import ConfigError, did_you_mean
-    from oneflare.files import write_text
-    from oneflare.report.federation import is_federation, read_federation, write_federation_page
+    from oneflare.federation.page import is_federation, read_federation, write_federation_page
     from oneflare.report.figures import FORMATS, write_figures
     from oneflare.report.latex import latex as tables_of
     from oneflare.report.page import read_story, write_page

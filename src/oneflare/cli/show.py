@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from oneflare.cli.manners import is_quiet
-from oneflare.plain import plain
+from oneflare.core.plain import plain
 
 if TYPE_CHECKING:
     from oneflare.methods import Method
     from oneflare.methods.explain import Explanation
-    from oneflare.stages import Result
+    from oneflare.simulation.stages import Result
     from oneflare.study import Comparison
     from oneflare.study.bench.suite import Target
     from oneflare.study.declare import Declaration

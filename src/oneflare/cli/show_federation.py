@@ -11,21 +11,21 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from oneflare.charter import short
 from oneflare.cli.show import as_json, console_for, line, note
+from oneflare.core.plain import plain
 from oneflare.data.local import class_table
 from oneflare.errors import did_you_mean
-from oneflare.intake import named
-from oneflare.plain import plain
-from oneflare.report.federation import change_lines, size_text
+from oneflare.federation.charter import short
+from oneflare.federation.intake import named
+from oneflare.federation.page import change_lines, size_text
 
 if TYPE_CHECKING:
-    from oneflare.charter import Charter
-    from oneflare.client import EpochObserver
-    from oneflare.coordinator import Fused
+    from oneflare.client.training import EpochObserver
     from oneflare.data import ClientData
     from oneflare.data.images import Damaged
-    from oneflare.disclosure import Disclosure
+    from oneflare.federation.charter import Charter
+    from oneflare.federation.coordinator import Fused
+    from oneflare.upload.disclosure import Disclosure
 
 MOST_CLASSES = 20
 LOG_LINES = 10

@@ -11,7 +11,7 @@ from oneflare.cli import names as complete
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
-    from oneflare.config import Layer
+    from oneflare.core.config import Layer
     from oneflare.study.cells import Plan
     from oneflare.study.execute import Outcome
 
@@ -64,7 +64,7 @@ def study(
       oneflare study lambda epochs=4 --seeds 1 --out /tmp/quick
     """
     from oneflare.cli import show
-    from oneflare.config import parse_overrides
+    from oneflare.core.config import parse_overrides
     from oneflare.errors import ConfigError, WorkError
     from oneflare.report import write_study
     from oneflare.study.cells import make_plan
@@ -132,7 +132,7 @@ def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool)
 
 def _dry_run(plans: list[Plan], runs: Path, processes: int | None, *, json: bool) -> None:
     from oneflare.cli import show
-    from oneflare.engine import default_workers
+    from oneflare.simulation.engines import default_workers
     from oneflare.study.cells import unique_cells
     from oneflare.study.estimate import duration, estimate
     from oneflare.study.execute import is_complete

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from oneflare.cli import show
-from oneflare.stages import Observer
+from oneflare.simulation.stages import Observer
 
 
 class _Counter(Observer):
@@ -27,7 +27,7 @@ def tracked(display: Observer, names: Sequence[str] | None) -> Iterator[Observer
     if not names:
         yield display
         return
-    from oneflare.track import Observers, tracker
+    from oneflare.simulation.tracking import Observers, tracker
 
     counter = _Counter()
     trackers = [tracker(name) for name in dict.fromkeys(names)]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oneflare.config import AugmentConfig
+from oneflare.core.config import AugmentConfig
 from oneflare.data.dataset import ImageSpec, normalise, to_unit
 
 LUMA = (0.299, 0.587, 0.114)

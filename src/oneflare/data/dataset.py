@@ -11,10 +11,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from oneflare.config import Pixels
+from oneflare.core.config import Pixels
+from oneflare.core.registry import one_line
+from oneflare.core.seeds import torch_generator
 from oneflare.errors import DataError, did_you_mean
-from oneflare.registry import one_line
-from oneflare.seeds import torch_generator
 
 GREY_STATISTICS = ((0.5,), (0.25,))
 EIGHT_BITS = Pixels()

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from oneflare.core.files import digest_of, tensor_digest
 from oneflare.data.dataset import Dataset, Split, from_arrays
 from oneflare.errors import ConfigError, DataError
-from oneflare.files import digest_of, tensor_digest
 
 Parts = list[np.ndarray[Any, Any]]
 

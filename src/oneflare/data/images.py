@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from oneflare.config import Pixels
+from oneflare.core.config import Pixels
 from oneflare.data.dataset import ImageSpec
 from oneflare.errors import DataError
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from oneflare.config import PartitionConfig
+from oneflare.core.config import PartitionConfig
+from oneflare.core.registry import Registry
+from oneflare.core.seeds import numpy_generator
 from oneflare.errors import ConfigError, DataError, did_you_mean
-from oneflare.registry import Registry
-from oneflare.seeds import numpy_generator
 
 Indices = NDArray[np.int64]
 RETRIES = 20

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from oneflare.config import DataConfig
+from oneflare.core.config import DataConfig
+from oneflare.core.registry import Registry
 from oneflare.data.dataset import Dataset, ImageSpec, Split, draw_rows, hold_out
 from oneflare.data.hub import quick_hub
 from oneflare.data.images import decode, is_grey
 from oneflare.data.labelled import Gathering, class_files
 from oneflare.errors import DataError
-from oneflare.registry import Registry
 
 SOURCES: Registry[Dataset] = Registry("data set")
 

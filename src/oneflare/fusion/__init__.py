@@ -1,23 +1,6 @@
 """Uploads -> one global model. The same uploads feed every fusion."""
 
-from oneflare.fusion import (  # noqa: F401  (registers)
-    analytic,
-    average,
-    coboosting,
-    datafree,
-    distill,
-    ensemble,
-    features,
-    fisher,
-    laplace,
-    matching,
-    moments,
-    regmean,
-    robust,
-    suspects,
-    task_vectors,
-    trainable,
-)
+from oneflare.fusion import analytic, averaging, distillation, features, trust  # noqa: F401  (registers)
 from oneflare.fusion.base import (
     FUSIONS,
     Fusion,
@@ -29,9 +12,10 @@ from oneflare.fusion.base import (
     offered_fields,
     outdated,
     recorded_code,
+    single_network_fusions,
 )
 from oneflare.fusion.faults import without_faulty
-from oneflare.fusion.model import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
+from oneflare.models import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
 
 __all__ = [
     "FUSIONS",
@@ -49,5 +33,6 @@ __all__ = [
     "offered_fields",
     "outdated",
     "recorded_code",
+    "single_network_fusions",
     "without_faulty",
 ]

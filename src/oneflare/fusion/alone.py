@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from oneflare.core.plugins import load_plugins
+from oneflare.core.privacy import Privacy
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion.base import UploadSet, build_fusion
-from oneflare.fusion.model import GlobalModel
-from oneflare.fusion.model_file import check_task
+from oneflare.models.base import GlobalModel
+from oneflare.models.checking import check_task
 from oneflare.nn import initial_network
-from oneflare.plugins import load_plugins
-from oneflare.privacy import Privacy
-from oneflare.statistics import Plan
 from oneflare.upload import ENCODER, Contract, read_manifest, read_upload
+from oneflare.upload.statistics import Plan
 
 
 def is_upload(path: Path) -> bool:

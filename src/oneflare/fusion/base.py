@@ -14,18 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from oneflare import _version
-from oneflare.config import UploadConfig
+from oneflare.core.config import UploadConfig
+from oneflare.core.files import digest_of
+from oneflare.core.registry import Registry, sources_used
+from oneflare.core.schedules import SCHEDULES
 from oneflare.errors import ConfigError, UploadError
-from oneflare.evidence import EVIDENCE
-from oneflare.evidence import offers as evidence_offers
-from oneflare.files import digest_of
-from oneflare.fusion.model import GlobalModel, Member, MemberModel, Rule, Task
 from oneflare.fusion.workspace import Workspace
+from oneflare.models.base import GlobalModel, Task
+from oneflare.models.members import Member, MemberModel, Rule
 from oneflare.nn import ENCODERS, PrototypeNetwork
-from oneflare.registry import Registry, sources_used
-from oneflare.schedules import SCHEDULES
-from oneflare.statistics import Plan, Statistics
 from oneflare.upload import Contract, Upload
+from oneflare.upload.evidence import EVIDENCE
+from oneflare.upload.evidence import offers as evidence_offers
+from oneflare.upload.statistics import Plan, Statistics
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,11 @@ class Fusion(ABC):
 
 
 FUSIONS: Registry[Fusion] = Registry("fusion")
+
+
+def single_network_fusions() -> list[str]:
+    """Fusions whose model is one network, the cheapest to export and to run."""
+    return [name for name in FUSIONS if getattr(FUSIONS[name].factory, "single_network", False)]
 
 
 def build_fusion(spec: Mapping[str, Any]) -> Fusion:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oneflare import _version
+from oneflare.core.files import load_state, save_state
 from oneflare.errors import RunError
-from oneflare.files import load_state, save_state
 
 REPORT_SECONDS = 0.1
 

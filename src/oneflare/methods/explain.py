@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from oneflare.config import Experiment
+from oneflare.core.config import Experiment
 from oneflare.fusion import FUSIONS
 from oneflare.methods.recipes import REUSED, Method, find_method
 from oneflare.methods.resolve import resolve

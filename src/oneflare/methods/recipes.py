@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from oneflare.core.plugins import load_plugins
 from oneflare.errors import ConfigError, did_you_mean
-from oneflare.plugins import load_plugins
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (*BASELINES, *BY
 
 
 def register(method: Method) -> Method:
-    """Add a method of your own; see `oneflare.plugins`."""
+    """Add a method of your own; see `oneflare.core.plugins`."""
     if method.name in METHODS:
         raise ValueError(f"method '{method.name}' is registered twice")
     METHODS[method.name] = method

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflare.config import CodeConfig, Experiment, Layer, TrainConfig, expand, merge, validate
+from oneflare.core.config import CodeConfig, Experiment, Layer, TrainConfig, expand, merge, validate
+from oneflare.core.plugins import load_plugins
+from oneflare.core.registry import Registry, sources_used
+from oneflare.core.schedules import SCHEDULES, build_schedule
 from oneflare.data import PARTITIONS, SOURCES
 from oneflare.errors import ConfigError, did_you_mean
-from oneflare.evidence import EVIDENCE, LABELLED
 from oneflare.fusion import FUSIONS, check_needs, offered_fields
 from oneflare.methods.recipes import find_method
 from oneflare.methods.systems import check_systems, complete_objective
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
-from oneflare.plugins import load_plugins
-from oneflare.registry import Registry, sources_used
-from oneflare.schedules import SCHEDULES, build_schedule
+from oneflare.upload.evidence import EVIDENCE, LABELLED
 
 ARRAYS = "arrays"
 NAMED_DEFAULTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from oneflare.config import Experiment, ObjectiveConfig
+from oneflare.core.config import Experiment, ObjectiveConfig
 from oneflare.errors import ConfigError
 from oneflare.objective import BANKS, Proximal
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oneflare.data import prepare
 from oneflare.fusion import UploadSet
-from oneflare.fusion.model import BATCH
+from oneflare.models.base import BATCH
 from oneflare.nn import simplex_etf
 
 MOST_IMAGES = 1000

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oneflare.fusion.model import Cost
+from oneflare.models.base import Cost
 
 
 @dataclass(frozen=True)

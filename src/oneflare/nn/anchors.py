@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from oneflare.core.registry import Registry
+from oneflare.core.seeds import torch_generator
 from oneflare.errors import ConfigError
 from oneflare.nn.packing import sphere_packing
-from oneflare.registry import Registry
-from oneflare.seeds import torch_generator
 
 
 @dataclass(frozen=True)

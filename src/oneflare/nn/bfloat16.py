@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from oneflare.files import write_json
+from oneflare.core.files import write_json
 from oneflare.nn.encoders import build_encoder
 
 BATCH = 8

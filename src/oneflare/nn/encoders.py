@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oneflare.core.registry import Registry
 from oneflare.errors import ConfigError
-from oneflare.registry import Registry
 
 ENCODERS: Registry[nn.Module] = Registry("encoder")
 CUSTOM = "custom"

@@ -1,7 +1,7 @@
 """Feature maps: fixed functions of an image that every client and the server build from a seed alone.
 
 No image, public data or trained weight is involved, so statistics of the features add up over clients whatever the
-split (`oneflare.statistics`).
+split (`oneflare.client.statistics`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oneflare.core.registry import Registry
 from oneflare.errors import ConfigError
-from oneflare.registry import Registry
 
 LEAVES = 2
 """discs per synthetic patch"""
@@ -87,7 +87,7 @@ class Bounded:
     """Features of norm at most `bound`: x = phi - mean(phi), shortened where it is longer.
 
     The mean over an image's own features is most of their length and says little; without it the same noise hides
-    less (`oneflare.privacy`).
+    less (`oneflare.core.privacy`).
     """
 
     def __init__(self, features: FeatureMap, bound: float) -> None:

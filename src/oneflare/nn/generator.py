@@ -7,7 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oneflare.seeds import global_stream
+from oneflare.core.seeds import global_stream
 
 
 class Generator(nn.Module):

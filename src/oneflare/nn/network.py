@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oneflare.core.seeds import global_stream, torch_generator
 from oneflare.nn.encoders import CUSTOM, build_encoder, check_size, feature_dim
-from oneflare.seeds import global_stream, torch_generator
 
 
 class PrototypeNetwork(nn.Module):

@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from oneflare.core.registry import Registry
 from oneflare.errors import ConfigError
-from oneflare.registry import Registry
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(gt=0)]

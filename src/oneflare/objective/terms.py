@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oneflare.registry import Registry
+from oneflare.core.registry import Registry
 
 Term = Callable[["Batch"], Tensor]
 TERMS: Registry[Tensor] = Registry("loss term")

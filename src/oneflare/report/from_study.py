@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oneflare.core.files import read_json
 from oneflare.errors import OneFlareError, RunError
-from oneflare.files import read_json
 from oneflare.report import lead
 from oneflare.report.collect import bounded, run_label
 from oneflare.report.details import mean_lambda, traces_of
 from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Test, Verdict, curve_of
-from oneflare.stages import Result, read_result
+from oneflare.simulation.stages import Result, read_result
 from oneflare.study.estimate import duration
 
 SCHEMA = 1

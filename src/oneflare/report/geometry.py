@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.errors import UploadError
-from oneflare.fusion.features import counted_prototypes
+from oneflare.fusion.features.sums import counted_prototypes
 from oneflare.nn.anchors import build_anchors
-from oneflare.stages import Result, RunFiles, read_experiment
+from oneflare.simulation.stages import Result, RunFiles, read_experiment
 from oneflare.upload import KNOWN, read_prototypes
 
 MOST_CLIENTS = 12

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from oneflare.report.story import Panel, Row, Verdict
-from oneflare.stages import Result
+from oneflare.simulation.stages import Result
 from oneflare.study.inference import FEWEST_SEEDS, difference, judge
 
 NORMAL_95 = 1.959963984540054

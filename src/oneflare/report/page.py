@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
+from oneflare.core.files import write_text
 from oneflare.errors import RunError
-from oneflare.files import write_text
 from oneflare.report.collect import comparison_story, run_story
 from oneflare.report.forest import forest
 from oneflare.report.from_study import is_study, study_story
@@ -19,7 +19,7 @@ from oneflare.report.lead import signed
 from oneflare.report.settings import settings_of
 from oneflare.report.story import Story
 from oneflare.report.words import ABOUT, has_checkpoints, words_of
-from oneflare.stages import RunFiles, read_result
+from oneflare.simulation.stages import RunFiles, read_result
 from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
 

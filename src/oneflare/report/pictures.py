@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oneflare.core.files import write_bytes
+from oneflare.core.schedules import Schedule
 from oneflare.errors import ConfigError
-from oneflare.files import write_bytes
 from oneflare.report.figures import COLOURS, FORMATS, tidy
-from oneflare.schedules import Schedule
 from oneflare.study.toy import TwoWells, descend, share_that_leaves
 
 SMALLEST = 1e-3

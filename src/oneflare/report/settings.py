@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from oneflare.strict import strict_yaml
+from oneflare.core.strict import strict_yaml
 
 Flat = dict[str, Any]
 

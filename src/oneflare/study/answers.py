@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oneflare.core.files import digest_of, read_json, write_json
 from oneflare.data import Dataset
-from oneflare.files import digest_of, read_json, write_json
 from oneflare.fusion import load_model, logits_of_all
 from oneflare.nn.hardware import one_thread
-from oneflare.stages import RunFiles
+from oneflare.simulation.stages import RunFiles
 
 FILE = "answers.json"
 LARGEST_SLIP = 0.005

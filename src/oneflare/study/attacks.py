@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from oneflare.config import Experiment
+from oneflare.core.config import Experiment
+from oneflare.core.files import write_json, write_text
+from oneflare.core.seeds import derive, numpy_generator
 from oneflare.data import Dataset, load
 from oneflare.errors import UploadError
-from oneflare.federation import Federation, Observer, RunFiles
-from oneflare.files import write_json, write_text
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all, without_faulty
-from oneflare.fusion.suspects import find_suspects
+from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.methods.resolve import resolve
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import Block
 from oneflare.nn.hardware import one_thread
-from oneflare.seeds import derive, numpy_generator
-from oneflare.stages import run_experiment
+from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.stages import run_experiment
 from oneflare.study.lies import LIES, claiming_more, rewritten
 from oneflare.upload import (
     EVIDENCE,

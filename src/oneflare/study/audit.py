@@ -16,23 +16,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oneflare.client.statistics import measure, measure_on_lattice, privatise
+from oneflare.core.files import write_json
+from oneflare.core.noise import SeededWords
+from oneflare.core.privacy import Privacy
+from oneflare.core.seeds import torch_generator
 from oneflare.data import ClientData, Dataset, load, prepare
 from oneflare.errors import RunError
-from oneflare.federation import Federation, Observer, RunFiles
-from oneflare.files import write_json
 from oneflare.fusion import UploadSet
-from oneflare.fusion.model import BATCH
-from oneflare.fusion.probes import probe_images
+from oneflare.fusion.trust.probes import probe_images
 from oneflare.methods.resolve import ARRAYS
+from oneflare.models.base import BATCH
 from oneflare.nn import PrototypeNetwork, build_feature_map
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import one_thread
-from oneflare.noise import SeededWords
-from oneflare.privacy import Privacy
-from oneflare.seeds import torch_generator
-from oneflare.stages import read_experiment
-from oneflare.statistics import Statistics, measure, measure_on_lattice, pack, privatise, unpack
+from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.stages import read_experiment
 from oneflare.upload import Contract, Upload, disclose, shrink
+from oneflare.upload.statistics import Statistics, pack, unpack
 
 FALSE_POSITIVES = 0.01
 """the rate at which true positives are reported"""

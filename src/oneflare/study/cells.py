@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oneflare.config import Experiment, Layer, merge
+from oneflare.core.config import Experiment, Layer, merge
 from oneflare.errors import ConfigError
 from oneflare.methods.recipes import find_method
 from oneflare.methods.resolve import resolve

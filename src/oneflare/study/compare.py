@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oneflare.config import Layer
+from oneflare.core.config import Layer
+from oneflare.core.files import digest_of, read_json, write_json
+from oneflare.core.stopping import AGAIN, on_stop
 from oneflare.errors import ConfigError, RunError
-from oneflare.files import digest_of, read_json, write_json
-from oneflare.kept import say_what_changed
 from oneflare.methods import find_method
 from oneflare.methods.resolve import resolve
-from oneflare.stages import Observer, Result, read_result, run_experiment
-from oneflare.stopping import AGAIN, on_stop
+from oneflare.simulation.kept import say_what_changed
+from oneflare.simulation.stages import Observer, Result, read_result, run_experiment
 
 FILE = "comparison.json"
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from oneflare.config import Section, merge, read_yaml
+from oneflare.core.config import Section, merge, read_yaml
+from oneflare.core.registry import one_line
 from oneflare.errors import ConfigError, did_you_mean
-from oneflare.registry import one_line
 
 FOLDER = Path(__file__).parent / "declared"
 LOG_FUSION = "feature_mean"

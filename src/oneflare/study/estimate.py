@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from oneflare.config import Experiment
+from oneflare.core.config import Experiment
+from oneflare.core.files import read_json
 from oneflare.errors import OneFlareError
-from oneflare.files import read_json
 from oneflare.study.cells import Cell
 
 TRAIN_IMAGES = {"digits": 1437, "cifar10": 50000, "cifar100": 50000, "svhn": 73257, "tiny-imagenet": 100000}

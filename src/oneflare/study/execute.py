@@ -13,15 +13,15 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from oneflare.config import DataConfig, Experiment
+from oneflare.core.config import DataConfig, Experiment
+from oneflare.core.files import exclusive, read_json
+from oneflare.core.stopping import AGAIN, NOTHING, on_stop
 from oneflare.data import Dataset, Partition, load
-from oneflare.engine import default_workers, map_tasks
 from oneflare.errors import InUseError, OneFlareError
-from oneflare.files import exclusive, read_json
 from oneflare.fusion import made_with
-from oneflare.kept import say_what_changed
-from oneflare.stages import Observer, RunFiles, read_experiment, run_experiment
-from oneflare.stopping import AGAIN, NOTHING, on_stop
+from oneflare.simulation.engines import default_workers, map_tasks
+from oneflare.simulation.kept import say_what_changed
+from oneflare.simulation.stages import Observer, RunFiles, read_experiment, run_experiment
 from oneflare.study.answers import FILE as ANSWERS
 from oneflare.study.answers import has_answers, keep_answers
 from oneflare.study.cells import Cell

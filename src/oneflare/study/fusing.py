@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oneflare.config import Experiment
-from oneflare.engine.measure import measure
+from oneflare.core.config import Experiment
+from oneflare.core.files import digest_of, exclusive, read_json, write_json
+from oneflare.core.stopping import UNCHANGED, on_stop
 from oneflare.errors import ConfigError, OneFlareError, RunError
-from oneflare.evidence import EVIDENCE
-from oneflare.federation import Federation, Observer, RunFiles
-from oneflare.files import digest_of, exclusive, read_json, write_json
 from oneflare.fusion import (
     FUSIONS,
     GlobalModel,
@@ -26,14 +24,16 @@ from oneflare.fusion import (
     made_by,
     made_with,
 )
+from oneflare.fusion.membership import Membership
 from oneflare.fusion.workspace import Workspace
-from oneflare.kept import diagnose_into, say_if_outdated
-from oneflare.membership import Membership
 from oneflare.metrics import retention, score
 from oneflare.nn.hardware import one_thread
-from oneflare.stages import complete_specs, open_run, read_experiment
-from oneflare.stopping import UNCHANGED, on_stop
+from oneflare.simulation.engines.measure import measure
+from oneflare.simulation.kept import diagnose_into, say_if_outdated
+from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
+from oneflare.upload.evidence import EVIDENCE
 
 STAMP = "measured"
 """in metrics.json: of which uploads and options the costs are"""

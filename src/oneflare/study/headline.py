@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oneflare.core.files import read_json, write_text
 from oneflare.errors import ConfigError
-from oneflare.files import read_json, write_text
 from oneflare.study.declare import declared
 from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
 

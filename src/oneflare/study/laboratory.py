@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from oneflare.stages import RunFiles, read_experiment
+from oneflare.simulation.stages import RunFiles, read_experiment
 from oneflare.study.compare import Cell, Comparison
 from oneflare.study.studies import Block, Claim, Study, Table
 

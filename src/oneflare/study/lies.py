@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oneflare.evidence import HEAD, INPUTS, unpack_symmetric
-from oneflare.files import digest_of, tensor_digest, write_bytes
-from oneflare.statistics import triangle
+from oneflare.core.files import digest_of, tensor_digest, write_bytes
 from oneflare.upload import COUNTS, EVIDENCE, MANIFEST, STATISTICS, Upload, read_tensors
+from oneflare.upload.evidence import HEAD, INPUTS, unpack_symmetric
+from oneflare.upload.statistics import triangle
 
 REPEATED = 7
 """how often whoever claims more says to have every image"""

@@ -55,7 +55,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import FUSION_ARITHMETIC, TRAINING_ARITHMETIC, __version__
-from oneflare.files import read_json, write_json, write_text
+from oneflare.core.files import read_json, write_json, write_text
 from oneflare.methods.recipes import find_method
 from oneflare.study.cells import Place, Plan
 from oneflare.study.claims import judge_claims

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from oneflare.schedules import Schedule
+from oneflare.core.schedules import Schedule
 
 FALLING = {"name": "constant", "decay": 40.0}
 """1/(1 + 40 p), the usual decay"""

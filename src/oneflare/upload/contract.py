@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from oneflare.core.files import digest_of
 from oneflare.data import ImageSpec
-from oneflare.evidence import layout
-from oneflare.files import digest_of
 from oneflare.nn import PrototypeNetwork
-from oneflare.statistics import Plan, triangle_size
+from oneflare.upload.evidence import layout
+from oneflare.upload.statistics import Plan, triangle_size
 
 SCHEMA = 1
 MANIFEST = "oneflare"
@@ -50,7 +50,7 @@ class Contract:
     deep: bool = True
     """whether uploads hold a trained network"""
     evidence: tuple[str, ...] = ()
-    """what clients measure of their networks, see `oneflare.evidence`"""
+    """what clients measure of their networks, see `oneflare.client.evidence`"""
     evidence_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod

@@ -12,13 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from oneflare.core.files import digest_of
+from oneflare.core.strict import strict_json
 from oneflare.errors import MemberFault, UploadError
-from oneflare.evidence import FIELDS as EVIDENCE_FIELDS
-from oneflare.evidence import complaint as evidence_complaint
-from oneflare.evidence import offers
-from oneflare.files import digest_of
-from oneflare.statistics import Statistics, unpack
-from oneflare.strict import strict_json
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -31,6 +27,9 @@ from oneflare.upload.contract import (
     Contract,
     present,
 )
+from oneflare.upload.evidence import FIELDS as EVIDENCE_FIELDS
+from oneflare.upload.evidence import complaint as evidence_complaint
+from oneflare.upload.evidence import offers
 from oneflare.upload.reading import (
     ALTERED,
     check_counts,
@@ -43,6 +42,7 @@ from oneflare.upload.reading import (
     parse_manifest,
     read_header,
 )
+from oneflare.upload.statistics import Statistics, unpack
 from oneflare.upload.tensors import Entry, copied_tensors, open_upload, tensor_entries
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oneflare.core.files import digest_of
+from oneflare.core.strict import strict_json
 from oneflare.errors import UploadError
-from oneflare.files import digest_of
-from oneflare.statistics import complaint, limits_of
-from oneflare.strict import strict_json
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -34,6 +33,7 @@ from oneflare.upload.contract import (
     plan_of,
     present,
 )
+from oneflare.upload.statistics import complaint, limits_of
 from oneflare.upload.tensors import STORED, open_upload
 
 SAMPLES_LIMIT = 10**9

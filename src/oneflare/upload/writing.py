@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oneflare.files import digest_of, tensor_digest, write_bytes
+from oneflare.core.files import digest_of, tensor_digest, write_bytes
+from oneflare.core.noise import Words, discrete_laplace, system_words
 from oneflare.nn import PrototypeNetwork
-from oneflare.noise import Words, discrete_laplace, system_words
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -55,7 +55,7 @@ def write_upload(
     """Write a client's message; what leaves is decided by `counts_mode` and `dtype`.
 
     network: None where clients only measure. words: where the noise on counts comes from.
-    statistics: packed, see `oneflare.statistics`. evidence: see `oneflare.evidence`.
+    statistics: packed, see `oneflare.client.statistics`. evidence: see `oneflare.client.evidence`.
     """
     tensors: dict[str, Tensor] = {}
     if network is not None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oneflare.core.schedules import ScheduleSpec, build_schedule
 from oneflare.errors import ConfigError
 from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts, Controller
-from oneflare.schedules import ScheduleSpec, build_schedule
 
 
 @CONTROLLERS.register("balanced")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oneflare.registry import Registry
+from oneflare.core.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from oneflare.core.schedules import ScheduleSpec, build_schedule
 from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts
 from oneflare.objective.controllers.meta_loss import MetaLoss
 from oneflare.objective.controllers.sigma import SigmaController
-from oneflare.schedules import ScheduleSpec, build_schedule
 
 
 @CONTROLLERS.register("uncertainty")

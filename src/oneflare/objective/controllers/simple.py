@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from oneflare.core.schedules import ScheduleSpec, build_schedule
 from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts, Controller, entropy_lambda
-from oneflare.schedules import ScheduleSpec, build_schedule
 
 
 @CONTROLLERS.register("none")

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from oneflare.federation import Federation, RunFiles
+from oneflare.core.seeds import torch_generator
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all
 from oneflare.methods.resolve import resolve
-from oneflare.seeds import torch_generator
-from oneflare.stages import run_experiment
+from oneflare.simulation.simulation import Federation, RunFiles
+from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
 from oneflare.upload import read_upload, write_upload
 
@@ -27,7 +27,7 @@ def _in_child(function: str, **arguments: Any) -> dict[str, float]:
     """Seconds and peak resident memory of one of the functions below, in a fresh interpreter of its own."""
     code = (
         "import json, sys, tempfile, torch; from pathlib import Path; torch.set_num_threads(1); "
-        "from oneflare.federation import peak_memory_bytes; "
+        "from oneflare.simulation.simulation import peak_memory_bytes; "
         f"from oneflare.study.bench.growth import {function} as work; "
         "folder = tempfile.TemporaryDirectory(prefix='oneflare-bench-'); "
         "seconds = work(Path(folder.name), **json.loads(sys.argv[1])); "

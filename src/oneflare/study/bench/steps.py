@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from oneflare.client import ClientJob, LocalTraining, build_training
-from oneflare.cohort import Cohort
+from oneflare.client.cohort import Cohort
+from oneflare.client.training import ClientJob, LocalTraining, build_training
+from oneflare.core.seeds import torch_generator
 from oneflare.data import Augmentation, ClientData, Dataset, ImageSpec, Split
-from oneflare.engine import default_workers
-from oneflare.federation import Federation, RunFiles
 from oneflare.methods.resolve import resolve
 from oneflare.nn.hardware import bfloat16_speedup, one_thread, precision_name
 from oneflare.objective import CONTROLLERS
-from oneflare.seeds import torch_generator
+from oneflare.simulation.engines import default_workers
+from oneflare.simulation.simulation import Federation, RunFiles
 
 
 def machine() -> dict[str, Any]:

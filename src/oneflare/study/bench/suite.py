@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
+from oneflare.core.files import read_json, write_json
 from oneflare.errors import ConfigError, did_you_mean
-from oneflare.files import read_json, write_json
 from oneflare.study.bench.growth import client_growth, fusion_growth, start_up
 from oneflare.study.bench.steps import busy_machine, cohort_gain, controller_costs, machine, step_overhead
 from oneflare.study.bench.wire import communication

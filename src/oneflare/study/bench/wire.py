@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from oneflare.data import load
-from oneflare.federation import Federation, Observer, RunFiles
 from oneflare.fusion import FUSIONS, UploadSet, build_fusion, logits_of_all
 from oneflare.methods.resolve import resolve
 from oneflare.nn.hardware import one_thread
-from oneflare.stages import run_experiment
+from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
 from oneflare.upload import read_upload, write_upload
 

@@ -1,0 +1,113 @@
+"""Measuring the statistics of `upload.statistics` on a client's images, and adding the noise that was agreed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oneflare.core.noise import Words, discrete_gaussian
+from oneflare.core.privacy import FINEST, Privacy
+from oneflare.errors import TrainingError
+from oneflare.nn import FeatureMap
+from oneflare.upload.statistics import Statistics, symmetric
+
+BLOCK = 512
+"""images whose features are in memory at a time"""
+
+
+STRIP = 512
+"""rows of G that are updated at a time"""
+
+
+NOT_FINITE = "the features are not finite; check the client's images for NaN or infinite pixels"
+
+
+def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) -> Statistics:
+    """Statistics of some images, streamed.
+
+    Features are float32, all sums float64. Memory: G and one block of features.
+    """
+    total = Statistics.zeros(features.dim, classes)
+    for start in range(0, len(images), BLOCK):
+        phi = features(images[start : start + BLOCK]).double()
+        y = labels[start : start + BLOCK]
+        total.counts.add_(torch.bincount(y, minlength=classes))
+        total.sums.index_add_(0, y, phi)
+        for row in range(0, features.dim, STRIP):  # the upper triangle, strip by strip
+            total.gram[row : row + STRIP, row:].addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+    if not bool(torch.isfinite(total.sums).all()):
+        raise TrainingError(NOT_FINITE)
+    return Statistics(symmetric(total.gram), total.sums, total.counts)
+
+
+@dataclass(frozen=True)
+class LatticeSums:
+    """The sums that noise is added to: whole numbers, added up without rounding, int64."""
+
+    gram: Tensor
+    """`(D, D)` upper triangle of G, in steps of (B/2^q)^2"""
+    sums: Tensor
+    """`(C, D)` rows b_c, in steps of B/2^q"""
+    counts: Tensor
+    """`(C,)` n_c"""
+
+
+def measure_on_lattice(
+    features: FeatureMap, images: Tensor, labels: Tensor, classes: int, privacy: Privacy
+) -> LatticeSums:
+    """The sums of images whose features are clipped to norm B and cut to whole multiples of B/2^q.
+
+    One image's features come from that image alone: in a batch, rounding may depend on its neighbours, and then
+    replacing one image would change others as well.
+    """
+    dim = features.dim
+    total = LatticeSums(*(torch.zeros(shape, dtype=torch.int64) for shape in ((dim, dim), (classes, dim), (classes,))))
+    for start in range(0, len(images), BLOCK):
+        block = images[start : start + BLOCK]
+        phi = on_lattice(torch.cat([features(image[None]) for image in block]), privacy)
+        y = labels[start : start + BLOCK]
+        total.counts.add_(torch.bincount(y, minlength=classes))
+        total.sums.index_add_(0, y, phi.long())
+        for row in range(0, dim, STRIP):  # whole numbers below 2^49: exact in any order of adding
+            total.gram[row : row + STRIP, row:].add_((phi[:, row : row + STRIP].T @ phi[:, row:]).long())
+    return total
+
+
+def on_lattice(phi: Tensor, privacy: Privacy) -> Tensor:
+    """Features `(n, D)` as whole numbers of steps B/2^q, float64, of norm at most 2^q: cut towards zero."""
+    if not bool(torch.isfinite(phi).all()):
+        raise TrainingError(NOT_FINITE)
+    steps = 2.0**privacy.bits
+    scaled = phi.double() / privacy.clip
+    shorten = (1 / scaled.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1) * (1 - 2.0**-40)
+    whole: Tensor = (scaled * shorten * steps).trunc()
+    if bool((whole.long().square().sum(1) > int(steps) ** 2).any()):
+        raise TrainingError("a feature is longer than statistics_clip allows; choose another statistics_clip")
+    return whole
+
+
+def privatise(sums: LatticeSums, privacy: Privacy, words: Words) -> Statistics:
+    """Discrete Gaussian noise on (G/B^2, b/B, n/2), whose joint sensitivity `Privacy` bounds; G stays symmetric.
+
+    An off-diagonal entry of G stands twice in the Frobenius norm, so its noise has half the variance.
+    """
+    bound, step = privacy.clip, 2.0**privacy.bits
+    dim = len(sums.gram)
+
+    def noise(shape: tuple[int, ...], size: float) -> Tensor:
+        number = int(torch.Size(shape).numel())
+        return torch.from_numpy(discrete_gaussian(number, privacy.steps(size), words)).view(shape)
+
+    upper = sums.gram.triu()
+    rows, columns = torch.triu_indices(dim, dim, 1)
+    upper[rows, columns] += noise((len(rows),), step**2 / 2**0.5)
+    upper.diagonal().add_(noise((dim,), step**2))
+    finer = 1 << FINEST  # counts in steps of 2^-20, so that their noise is as good as continuous
+    counts = (sums.counts * finer + noise(tuple(sums.counts.shape), 2 * finer)).double() / finer
+    return Statistics(
+        symmetric(upper.double() * (bound / step) ** 2),
+        (sums.sums + noise(tuple(sums.sums.shape), step)).double() * (bound / step),
+        counts.round().clamp(min=0),
+    )

@@ -1,0 +1,450 @@
+"""The experiment: everything a run depends on, frozen and checked before any work.
+
+Values come from layers (defaults, a method's recipe, a YAML file, `key=value` overrides, keyword arguments), later
+ones winning. Components that are chosen by name (encoder, anchors, controller, fusions) are `{name: ..., option: ...}`
+and are checked against the signature of what they name, where that lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from oneflare import _version
+from oneflare.core.files import digest_of
+from oneflare.core.registry import one_line
+from oneflare.core.strict import YAML_CHARACTERS, strict_yaml
+from oneflare.errors import ConfigError, did_you_mean
+
+Layer = Mapping[str, Any]
+
+SHORT_FORMS = {"alpha": "partition.alpha", "clients": "partition.clients", "epochs": "train.epochs"}
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _has_name(value: Any) -> Any:
+    value = _named(value)
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("must be a name or a mapping with a 'name'")
+    return value
+
+
+def _name_list(value: Any) -> Any:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, dict) else value
+
+
+Component = Annotated[dict[str, Any], BeforeValidator(_has_name)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_name_list), AfterValidator(lambda names: tuple(sorted(set(names))))]
+Components = Annotated[tuple[Component, ...], BeforeValidator(_name_list)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+def _colour(value: Any) -> Any:
+    return {"white": (255, 255, 255), "black": (0, 0, 0)}.get(value, value) if isinstance(value, str) else value
+
+
+Byte = Annotated[int, Field(ge=0, le=255)]
+
+
+class Pixels(Section):
+    """What the numbers in an image file mean. Images of 8 bits are 0 to 255; any others need a stated scale."""
+
+    bits: int | None = Field(
+        None, ge=1, le=16, description="images of more than 8 bits hold 0 (black) to 2^bits - 1 (white)"
+    )
+    low: float | None = Field(None, description="value that is black in images of more than 8 bits or of floats")
+    high: float | None = Field(None, description="value that is white; what lies outside low to high is clipped")
+    background: Annotated[tuple[Byte, Byte, Byte], BeforeValidator(_colour)] = Field(
+        (255, 255, 255), description="what transparent places show: white, black or [red, green, blue]"
+    )
+    page: int | None = Field(
+        None, ge=1, le=1000, description="page of a file with several, from 1; default: such files are refused"
+    )
+
+    @model_validator(mode="after")
+    def _one_scale(self) -> Pixels:
+        if (self.low is None) != (self.high is None):
+            raise ValueError("low and high belong together; give both")
+        if self.bits is not None and self.low is not None:
+            raise ValueError("give bits, or low and high, not both")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError("low must be smaller than high")
+        return self
+
+    @property
+    def covers_deep(self) -> bool:
+        """Whether there is a scale for images of more than 8 bits."""
+        return self.bits is not None or self.low is not None
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The values that are black and white."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        return 0.0, float(2 ** (self.bits or 8) - 1)
+
+    @property
+    def words(self) -> str:
+        low, high = self.window
+        return f"pixels.bits={self.bits}" if self.bits is not None else f"the window {low:g} to {high:g}"
+
+
+class DataConfig(Section):
+    """Which images: a known name, `folder`, or arrays given in Python."""
+
+    name: str = "digits"
+    path: str | None = Field(None, description="folder with the files; default: $ONEFLARE_DATA, then the hub")
+    train_size: int | None = Field(None, ge=1, description="seeded subset of the training images")
+    test_size: int | None = Field(None, ge=1, description="seeded subset of the test images")
+    image_size: int | None = Field(
+        None, ge=8, le=64, description="side to which images are brought; default: the data set's own, 32 for a folder"
+    )
+    pixels: Pixels | None = Field(
+        None, description="what the numbers in image files of a folder mean; default: 8 bits, see Pixels"
+    )
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
+    seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
+    public: int | None = Field(
+        None, ge=1, description="training images set aside as a public split, which no client owns; default: none"
+    )
+    digest: str | None = Field(None, description="fingerprint of arrays given in Python")
+
+
+class PartitionConfig(Section):
+    """Who owns what."""
+
+    kind: str = "dirichlet"
+    clients: int = Field(5, ge=1, le=100_000)
+    alpha: float = Field(0.05, gt=0, description="Dirichlet concentration: small is badly skewed")
+    shards: int = Field(2, ge=1, le=100_000, description="shards per client for kind=shards")
+    min_samples: int = Field(1, ge=0, description="redraw (a bounded number of times) until clients have this")
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments for kind=flwr:NAME")
+
+
+class AugmentConfig(Section):
+    """Two independent random views per image."""
+
+    kind: Literal["auto", "crop", "affine", "none"] = "auto"
+    flip: bool | None = Field(None, description="mirror images; default: as the data allow")
+    min_scale: float = Field(0.4, gt=0, le=1, description="smallest area of a random crop")
+    jitter: float = Field(0.4, ge=0, le=1, description="brightness, contrast and saturation")
+    hue: float = Field(0.1, ge=0, le=0.5)
+    grayscale: float = Field(0.2, ge=0, le=1, description="probability")
+    degrees: float = Field(10.0, ge=0, le=180, description="rotation for kind=affine")
+    shift: float = Field(0.1, ge=0, le=0.5, description="translation for kind=affine, as a part of the side")
+
+
+class ObjectiveConfig(Section):
+    """Weights of the named terms of the local loss, and their temperatures."""
+
+    terms: dict[str, float] = Field(
+        default_factory=lambda: {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation": 1.0}
+    )
+    supcon_temperature: float = Field(0.07, gt=0)
+    proto_temperature: float = Field(1.0, gt=0)
+    pcgrad: bool = Field(False, description="where the pull of the anchors opposes the local gradient, project it out")
+    bank: Component | None = Field(None, description="features to contrast with: memory or public; default: none")
+    alignment_epochs: int | None = Field(
+        None, ge=1, description="first epochs that contrast with the public bank only; then the local loss without it"
+    )
+    proximal: float | None = Field(None, gt=0, description="mu of the pull back to the shared start (FedProx)")
+    freeze_prototypes: bool | None = Field(None, description="prototypes are the anchors and stay there")
+
+    def alone(self) -> ObjectiveConfig:
+        """The terms without what a client holds beside them."""
+        return self.model_copy(update={"bank": None, "alignment_epochs": None, "proximal": None})
+
+    @property
+    def public_bank(self) -> bool:
+        return self.bank is not None and self.bank["name"] == "public"
+
+    @property
+    def systems(self) -> bool:
+        """Whether a client holds anything beside the terms."""
+        return bool(self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
+
+
+class TrainConfig(Section):
+    """The local training budget of each client."""
+
+    epochs: int = Field(40, ge=1, le=1_000_000)
+    batch_size: int = Field(32, ge=1, le=1_000_000)
+    lr: float = Field(0.05, gt=0)
+    schedule: Component = {"name": "constant"}
+    lr_scale_batch: int | None = Field(
+        None, ge=1, description="batch size for which lr was chosen; the rate follows batch_size in proportion"
+    )
+    check_lr: bool = Field(False, description="estimate 2/L at the start and warn where the peak rate exceeds it")
+    momentum: float = Field(0.9, ge=0, lt=1)
+    momentum_reset: bool = Field(False, description="velocity to zero where the schedule restarts")
+    thermostat: float = Field(
+        0.0, ge=0, description="noise that holds the squared update at this part of the first epoch's; 0: none"
+    )
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0, description="largest gradient norm")
+    holdout: float = Field(0.0, ge=0, lt=1, description="part of a client's images kept back to calibrate its model")
+    snapshots: int = Field(4, ge=0, le=1_000_000, description="moments before the end at which fusion is simulated")
+    cohort: int | None = Field(None, ge=1, description="most clients trained as one batch of models; default: a rule")
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    checkpoint_seconds: float = Field(20.0, ge=0, description="least time between two checkpoints of a client")
+
+
+class UploadConfig(Section):
+    """What leaves a client."""
+
+    counts: Literal["exact", "noised", "withheld"] = "exact"
+    counts_epsilon: float = Field(1.0, ge=1e-6, description="privacy budget of noised counts")
+    dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    statistics_dtype: Literal["float32", "int16"] = "float32"
+    statistics_epsilon: float | None = Field(
+        None, ge=1e-6, description="privacy budget of noised statistics; default: exact"
+    )
+    statistics_delta: float = Field(1e-5, gt=0, lt=1)
+    statistics_clip: float = Field(1.0, gt=0, description="largest norm of an image's features in noised statistics")
+    statistics_noise_seed: int | None = Field(
+        None,
+        ge=0,
+        description="seed of the noise on statistics and counts, for simulations that are to be repeated: such noise "
+        "hides nothing; default: noise from the operating system, which nobody can draw again",
+    )
+    evidence: Names = Field((), description="what clients measure of their networks for fusions that need it")
+
+
+class CodeConfig(Section):
+    """Which code made the uploads. It is recorded, never chosen: whoever runs an experiment has today's code."""
+
+    arithmetic: int = Field(
+        default_factory=lambda: _version.TRAINING_ARITHMETIC, description="version of the arithmetic of training"
+    )
+    plugins: dict[str, str] = Field(
+        default_factory=dict, description="digest of the source of every module of your own that training uses"
+    )
+
+    @classmethod
+    def recorded(cls, content: Any) -> CodeConfig:
+        """As a file says it; files that say nothing come from the first release."""
+        return cls.model_validate(content or {"arithmetic": 1})
+
+    def differences(self, before: CodeConfig) -> list[str]:
+        """What is another one than `before`, in words that follow "another"."""
+        modules = sorted(set(self.plugins) | set(before.plugins))
+        changed = [name for name in modules if self.plugins.get(name) != before.plugins.get(name)]
+        words = [f"version of the plugin {name}" for name in changed]
+        return words if self.arithmetic == before.arithmetic else [*words, "version of OneFlare's training arithmetic"]
+
+
+class Experiment(Section):
+    """One federation, from data to metrics. The resolved form is saved with every result."""
+
+    method: str = "flare"
+    data: Annotated[DataConfig, BeforeValidator(_named)] = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    augment: AugmentConfig = AugmentConfig()
+    encoder: Component = {"name": "resnet8"}
+    objective: ObjectiveConfig = ObjectiveConfig()
+    anchors: Component = {"name": "none"}
+    controller: Component = {"name": "none"}
+    analytic: Component = {"name": "none"}
+    train: TrainConfig = TrainConfig()
+    upload: UploadConfig = UploadConfig()
+    fusions: Components = ({"name": "feature_mean"},)
+    seed: int = Field(0, ge=0)
+    engine: Literal["local", "flower"] = "local"
+    workers: int | None = Field(None, ge=1, description="worker processes; default: one per core")
+    code: CodeConfig = Field(default_factory=CodeConfig)
+
+    @field_validator("fusions")
+    @classmethod
+    def _some_fusion(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not value:
+            raise ValueError("name at least one fusion")
+        return value
+
+    @model_validator(mode="after")
+    def _snapshots_fit(self) -> Experiment:
+        if self.train.snapshots >= self.train.epochs > 1:
+            object.__setattr__(self, "train", self.train.model_copy(update={"snapshots": self.train.epochs - 1}))
+        elif self.train.epochs == 1:
+            object.__setattr__(self, "train", self.train.model_copy(update={"snapshots": 0}))
+        return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients train a network; without a loss term they only measure statistics."""
+        return any(self.objective.terms.values())
+
+    @property
+    def epochs(self) -> int:
+        return self.train.epochs if self.trains else 0
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def training_digest(self) -> str:
+        """Identifies what the uploads depend on: not the fusions, nor where and how fast clients run.
+
+        What is absent (None, empty) does not count, so a new option that is off leaves old runs their name; the
+        first arithmetic counts as absent.
+        """
+        code = self.code.model_dump(mode="json")
+        if code["arithmetic"] == 1:
+            code["arithmetic"] = None
+        return digest_of(_present(self._settings() | {"code": code}))
+
+    def settings_digest(self) -> str:
+        """The same without the code: what the user has chosen."""
+        return digest_of(_present(self._settings()))
+
+    def _settings(self) -> dict[str, Any]:
+        content = self.model_dump(mode="json", exclude={"fusions", "engine", "workers", "code"})
+        content["train"].pop("checkpoint_seconds")
+        return content
+
+    def partition_digest(self) -> str:
+        """Identifies who owns what; shared by all methods that are compared."""
+        absent = {key for key in ("public", "pixels") if getattr(self.data, key) is None}
+        return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(), self.seed])
+
+
+def _present(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _present(item) for key, item in value.items()}
+    return {key: item for key, item in kept.items() if item not in (None, {}, [])}
+
+
+def validate(content: Layer) -> Experiment:
+    """Shape and ranges; the named components are checked by `methods.resolve`."""
+    known = set(Experiment.model_fields) | set(SHORT_FORMS)
+    for key in content:
+        if key not in known:
+            raise ConfigError(f"unknown key '{key}'{did_you_mean(key, known)}")
+    try:
+        return Experiment.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(one_line(error, Experiment)) from None
+
+
+def merge(*layers: Layer) -> dict[str, Any]:
+    """Later layers win key by key; a component that is renamed loses the options of the one it replaces."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        _merge_into(result, expand(layer))
+    return result
+
+
+def _merge_into(target: dict[str, Any], layer: Layer) -> None:
+    for key, value in layer.items():
+        old = target.get(key)
+        if isinstance(old, str) and isinstance(value, dict):
+            old = {"name": old}
+        if isinstance(old, dict) and isinstance(value, str):
+            value = {"name": value}
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            renamed = "name" in value and "name" in old and value["name"] != old["name"] and key != "data"
+            merged = {} if renamed else dict(old)
+            _merge_into(merged, value)
+            target[key] = merged
+        else:
+            target[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def expand(layer: Layer) -> dict[str, Any]:
+    """Short forms and dotted keys as nested sections: `{"alpha": 1}` -> `{"partition": {"alpha": 1}}`.
+
+    A setting that is given twice in one layer, such as `alpha` and `partition.alpha`, is an error.
+    """
+    result: dict[str, Any] = {}
+    for key, value in layer.items():
+        path = SHORT_FORMS.get(key, key).split(".")
+        node: dict[str, Any] = {path[-1]: value}
+        for part in reversed(path[:-1]):
+            node = {part: node}
+        twice = _given_twice(result, node)
+        if twice is not None:
+            raise ConfigError(f"{twice} is given twice, also as '{key}'; remove one of the two")
+        _merge_into(result, node)
+    return result
+
+
+def _given_twice(old: Layer, new: Layer) -> str | None:
+    """The first setting that both layers have; a component's name and its options do not collide."""
+    for key in new:
+        if key in old:
+            both = [_named(layer[key]) for layer in (old, new)]
+            if not all(isinstance(value, Mapping) for value in both):
+                return str(key)
+            inner = _given_twice(*both)
+            if inner is not None:
+                return f"{key}.{inner}"
+    return None
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """`["alpha=0.1", "train.lr=0.05"]` as a layer; values are read as YAML."""
+    layer: dict[str, Any] = {}
+    for word in words:
+        key, separator, text = word.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"'{word}' is not key=value; for example alpha=0.1 or train.lr=0.05")
+        try:
+            value = strict_yaml(text)
+        except ValueError as error:
+            reason = str(error).removeprefix("line 1: ")
+            raise ConfigError(f"{key}: '{text:.80}' is not a YAML value ({reason}); quote it if it is text") from None
+        layer = merge(layer, {key: _number(value)})
+    return layer
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 1e-3 as text; people mean a number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def read_yaml(path: Path, what: str = "an experiment file") -> dict[str, Any]:
+    """The mapping in a YAML file, read strictly (`strict.strict_yaml`); every YAML file of a user comes through here.
+
+    what: the kind of file that is wanted, for the error where there is none.
+    """
+    try:
+        with path.open("rb") as file:
+            content = strict_yaml(file.read(4 * YAML_CHARACTERS + 1))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of {what}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must be a mapping such as 'method: flare'")
+    for key in content:
+        if not isinstance(key, str):
+            raise ConfigError(f"{path}: the key {key} is a number; keys are words such as 'method'")
+    return content

@@ -1,0 +1,136 @@
+"""Names for things that can be chosen: encoders, anchors, controllers, fusions, methods, ...
+
+One convention serves them all: **positional parameters of a registered class or function are given by the
+framework, keyword-only parameters are its configuration.** The signature therefore is the schema: defaults live
+on the class, a misspelt option is answered with "did you mean", and a new entry needs no other file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from oneflare.core.plugins import source_of
+from oneflare.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    name: str
+    factory: Callable[..., T]
+    schema: type[BaseModel]
+
+    @property
+    def document(self) -> str:
+        """Its equations, as the docstring gives them."""
+        return inspect.getdoc(self.factory) or ""
+
+    @property
+    def summary(self) -> str:
+        return self.document.split("\n", 1)[0]
+
+
+class Registry(Generic[T]):
+    """A set of named factories of one kind; refuses duplicates."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(self, name: str) -> Callable[[F], F]:
+        def add(factory: F) -> F:
+            if name in self._entries:
+                raise ValueError(f"{self.kind} '{name}' is registered twice")
+            self._entries[name] = Entry(name, factory, _schema(self.kind, name, factory))
+            return factory
+
+        return add
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        if name not in self._entries:
+            raise ConfigError(f"unknown {self.kind} '{name}'{did_you_mean(name, self._entries)}")
+        return self._entries[name]
+
+    def complete(self, spec: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+        """The spec with every option checked and every default written out."""
+        options = {key: value for key, value in spec.items() if key != "name"}
+        entry = self[spec["name"]]
+        try:
+            checked = entry.schema.model_validate(options)
+        except ValidationError as error:
+            raise ConfigError(one_line(error, entry.schema, where or f"{self.kind} {entry.name}")) from None
+        return {"name": entry.name, **checked.model_dump(mode="json")}
+
+    def build(self, spec: Mapping[str, Any], *given: Any) -> T:
+        options = self.complete(spec)
+        return self[options.pop("name")].factory(*given, **options)
+
+
+def sources_used(registries: Iterable[Registry[Any]], content: Any) -> dict[str, str]:
+    """The user's own modules whose parts are named anywhere in a configuration, each with the digest of its source."""
+    words = set(_words(content))
+    factories = [registry[name].factory for registry in registries for name in registry if name in words]
+    return dict(sorted(source for source in map(source_of, factories) if source is not None))
+
+
+def _words(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield str(key)
+            yield from _words(value)
+    elif isinstance(content, list | tuple):
+        for item in content:
+            yield from _words(item)
+
+
+def _schema(kind: str, name: str, factory: Callable[..., Any]) -> type[BaseModel]:
+    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(factory).parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            fields[parameter.name] = (hints.get(parameter.name, Any), default)
+    return create_model(
+        f"{kind} {name}", __config__=ConfigDict(extra="forbid", frozen=True, validate_default=True), **fields
+    )
+
+
+def one_line(error: ValidationError, model: type[BaseModel], where: str = "") -> str:
+    """The first complaint of a pydantic error as one line with the dotted place and a suggestion."""
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"]]
+    prefix = [where] if where else []
+    if first["type"] == "extra_forbidden":
+        options = _options_at(model, place[:-1])
+        return f"unknown key '{'.'.join([*prefix, *place])}'{did_you_mean(place[-1], options)}"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    given = first.get("input")
+    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool | type(None)) else ""
+    return f"{'.'.join([*prefix, *place]) or 'configuration'}: {message}{shown}"
+
+
+def _options_at(model: type[BaseModel], place: list[str]) -> list[str]:
+    current: Any = model
+    for part in place:
+        field = current.model_fields.get(part)
+        annotation = field.annotation if field is not None else None
+        if not (inspect.isclass(annotation) and issubclass(annotation, BaseModel)):
+            return []
+        current = annotation
+    return list(current.model_fields)

@@ -1,0 +1,139 @@
+"""Behavioural admission: what each member's upload does to the answers, before a model is written.
+
+An upload can be signed, well-formed and plausible in every number, and still be made of images with swapped labels.
+Only its effect tells: the federation's own fusion is made once with everybody and once without each member in turn,
+and a member that costs a class more than some points on labelled images of the coordinator's own must be approved by
+name. Two members that do the same harm hide each other from this comparison; `fusion.trust.sums` compares their
+statistics, and capped influence (`class_share` of robust_prototypes) bounds what they can do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from oneflare.data import Split
+from oneflare.errors import MemberFault, RunError, did_you_mean
+from oneflare.federation.intake import Intake
+from oneflare.fusion import UploadSet, build_fusion
+
+POINTS = 10.0
+CERTAINTY = 2.0
+"""standard deviations of chance that a loss must exceed"""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What the coordinator checks members with.
+
+    images: labelled images of the coordinator's own. points: percent of a class's images that a member may cost
+    without being asked about. approved: members whose effect the coordinator accepts.
+    """
+
+    images: Split
+    points: float = POINTS
+    approved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one member costs one class."""
+
+    member: str
+    label: str
+    images: int
+    """of the coordinator, of this class"""
+    without: float
+    """percent answered rightly without the member"""
+    including: float
+    """and with it"""
+
+    def __str__(self) -> str:
+        return f"class '{self.label}' from {self.without:.0f} % to {self.including:.0f} % of {self.images} images"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def admitted(
+    admission: Admission,
+    spec: Mapping[str, Any],
+    uploads: UploadSet,
+    names: Mapping[int, str],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """What every member costs, for the federation's result; refuse to go on while a costly one is not approved.
+
+    spec: the federation's own fusion; names: client -> member.
+    """
+    for name in admission.approved:
+        if name not in names.values():
+            raise RunError(f"cannot approve '{name}': no such member takes part{did_you_mean(name, names.values())}")
+    say(f"checking what each of {len(uploads)} members does to your {len(admission.images.labels)} labelled images")
+    found = effects(admission, spec, uploads, names)
+    for member in dict.fromkeys(effect.member for effect in found):
+        costs = ", ".join(str(effect) for effect in found if effect.member == member)
+        if member not in admission.approved:
+            raise RunError(
+                f"{member} takes {costs}; nothing was changed. Ask them what they sent; --remove {member} fuses "
+                f"without them, --approve {member} accepts it"
+            )
+        say(f"approved: {member} takes {costs}")
+    return {
+        "images": len(admission.images.labels),
+        "points": admission.points,
+        "approved": list(admission.approved),
+        "effects": [effect.to_dict() for effect in found],
+    }
+
+
+def effects(
+    admission: Admission, spec: Mapping[str, Any], uploads: UploadSet, names: Mapping[int, str]
+) -> list[Effect]:
+    """Losses of more than `points` that chance does not explain, by member and class, the worst first."""
+    if len(uploads) < 2:
+        return []
+    labels = admission.images.labels
+    including = _right(spec, uploads, admission.images)
+    found: list[Effect] = []
+    for upload in uploads:
+        others = dataclasses.replace(uploads, uploads=tuple(other for other in uploads if other is not upload))
+        without = _right(spec, others, admission.images)
+        for label, name in enumerate(uploads.contract.classes):
+            chosen = labels == label
+            number = int(chosen.sum())
+            lost = int((without & ~including)[chosen].sum())
+            gained = int((including & ~without)[chosen].sum())
+            certain = lost - gained >= CERTAINTY * math.sqrt(lost + gained)
+            if number and certain and 100 * (lost - gained) > admission.points * number:
+                before, after = (100 * float(right[chosen].double().mean()) for right in (without, including))
+                found.append(Effect(names[upload.client], name, number, before, after))
+    return sorted(found, key=lambda effect: effect.including - effect.without)
+
+
+def _right(spec: Mapping[str, Any], uploads: UploadSet, images: Split) -> Tensor:
+    """`(n,)` whether the fused model answers each image rightly"""
+    answers: Tensor = build_fusion(spec).fuse(uploads).logits(images.images).argmax(1)
+    return answers == images.labels
+
+
+def refuse_faulty(intake: Intake, faults: Sequence[MemberFault]) -> Intake:
+    """The intake without the members whose uploads turned out to be of no use, each with a verdict that says why."""
+    if not faults:
+        return intake
+    reasons = {fault.client: str(fault) for fault in faults}
+    names = {name: reasons[upload.client] for name, upload in intake.uploads.items() if upload.client in reasons}
+    verdicts = tuple(
+        dataclasses.replace(verdict, status="refused", reason=names[verdict.member].removeprefix(f"{verdict.file}: "))
+        if verdict.status == "in" and verdict.member in names
+        else verdict
+        for verdict in intake.verdicts
+    )
+    uploads = {name: upload for name, upload in intake.uploads.items() if name not in names}
+    notes = tuple(f"{name} is refused: {reason}" for name, reason in names.items())
+    return dataclasses.replace(intake, uploads=uploads, verdicts=verdicts, notes=(*intake.notes, *notes))

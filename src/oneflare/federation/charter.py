@@ -1,0 +1,270 @@
+"""The charter of a federation: the one file, `federation.yaml`, that the coordinator sends and every member obeys.
+
+It holds all that members must share (classes, images, method, budget, what is uploaded) and what only the coordinator
+acts on (who is admitted, until when, which fusions). The first part makes the fingerprint: uploads carry it, so one
+that was made for another federation, or under other terms, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
+
+from oneflare.client.training import ClientJob, shared_start
+from oneflare.core.config import Experiment, Pixels, Section, read_yaml
+from oneflare.core.files import digest_of, write_text
+from oneflare.core.registry import one_line
+from oneflare.core.seeds import derive
+from oneflare.data import ImageSpec
+from oneflare.errors import ConfigError, did_you_mean
+from oneflare.fusion import FUSIONS
+from oneflare.methods.resolve import ARRAYS, resolve
+from oneflare.nn import PrototypeNetwork, encoder_spec, initial_network
+from oneflare.nn.encoders import CUSTOM
+from oneflare.simulation.simulation import statistics_plan
+from oneflare.upload import Contract
+from oneflare.upload.signing import check_name, check_public_key
+
+FILE = "federation.yaml"
+OWN = ("data", "partition", "engine", "workers")
+"""parts of an experiment that a charter does not decide: everybody has their own"""
+
+
+def _class_name(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("class names are text; put them in quotes")
+    text = str(value)
+    if not text.strip() or text != text.strip() or not text.isprintable() or "/" in text or text.startswith("."):
+        raise ValueError(f"class name {text!r} must be printable, without '/', not start with '.' or end in a space")
+    return text
+
+
+def _class_names(value: Any) -> Any:
+    return tuple(_class_name(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _utc(value: Any) -> Any:
+    """YAML dates and ISO text as a moment; without a zone it is UTC, a day means its end."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value + "T23:59:59" if re.fullmatch(r"\d{4}-\d\d-\d\d", value) else value)
+        except ValueError:
+            raise ValueError("give a date such as 2027-01-31 or 2027-01-31T18:00:00+01:00") from None
+    elif value is not None and not isinstance(value, datetime):
+        return _utc(str(value))
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+
+
+class ImageTerms(Section):
+    """What every image is brought to before training."""
+
+    size: int = Field(32, ge=8, le=64, description="side in pixels")
+    channels: Literal[1, 3] = 3
+    mirror: bool = Field(False, description="whether a mirrored image keeps its class")
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    pixels: Pixels | None = Field(None, description="what the numbers in image files mean; default: 8 bits")
+
+    def spec(self) -> ImageSpec:
+        default = ImageSpec.default(self.channels, self.size, self.pixels)
+        mean, std = self.mean or default.mean, self.std or default.std
+        if len(mean) != self.channels or len(std) != self.channels or not all(value > 0 for value in std):
+            raise ConfigError(f"image: mean and std need {self.channels} values each, std above 0")
+        return replace(default, mean=mean, std=std)
+
+
+class Charter(Section):
+    """The terms of one federation."""
+
+    version: Literal[1] = 1
+    name: str
+    id: str = Field(pattern=r"^[0-9a-f]{32}$", description="random: two federations with the same terms stay apart")
+    classes: Annotated[tuple[str, ...], BeforeValidator(_class_names)] = Field(min_length=2, max_length=10_000)
+    image: ImageTerms = ImageTerms()
+    deadline: Annotated[datetime | None, BeforeValidator(_utc)] = None
+    use: str = Field("", description="what the model is for; goes to its card")
+    limits: str = Field("", description="what it is not for; goes to its card")
+    members: dict[str, str | None] = Field(default_factory=dict, description="name -> public key; empty: anybody")
+    coordinator: str | None = Field(None, description="public key that signs the model, its card and the result")
+    experiment: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("coordinator")
+    @classmethod
+    def _key(cls, value: str | None) -> str | None:
+        return None if value is None else _as_value_error(check_public_key, value)
+
+    @field_validator("name")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        return _as_value_error(check_name, value)
+
+    @field_validator("classes")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError(f"'{max(value, key=value.count)}' is listed twice")
+        return value
+
+    @field_validator("members")
+    @classmethod
+    def _members(cls, value: dict[str, str | None]) -> dict[str, str | None]:
+        for name, key in value.items():
+            _as_value_error(check_name, name)
+            if key is not None:
+                _as_value_error(check_public_key, key)
+        keys = [key for key in value.values() if key is not None]
+        if len(set(keys)) != len(keys):
+            raise ValueError("two members have the same key; each needs its own")
+        return value
+
+    @cached_property
+    def terms(self) -> Experiment:
+        """What members train, every option written out."""
+        for key in OWN:
+            if key in self.experiment:
+                raise ConfigError(f"experiment.{key}: a charter does not decide it; remove the line")
+        given = {"data": {"name": ARRAYS, "digest": self.id}, "partition": {"kind": "given", "clients": 1}}
+        terms = resolve(self.experiment, given, {"train": {"snapshots": 0}})
+        if terms.encoder["name"] == CUSTOM:
+            raise ConfigError("experiment.encoder: members need an encoder by name; see `oneflare run --help`")
+        if terms.objective.public_bank:
+            raise ConfigError(
+                f"experiment.objective.bank: method {terms.method} trains with public images, and a charter cannot "
+                "carry any; choose another method, or run it as a simulation"
+            )
+        if terms.upload.statistics_noise_seed is not None:
+            raise ConfigError("experiment.upload.statistics_noise_seed: noise that others can redraw hides nothing")
+        return terms
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of all that members share; members and deadline may change without a new one."""
+        image = self.image.spec().to_dict() | {"mirror": self.image.mirror}
+        shared = [self.version, self.name, self.id, self.classes, image, self.terms.settings_digest()]
+        return digest_of(shared if self.coordinator is None else [*shared, self.coordinator])
+
+    @cached_property
+    def contract(self) -> Contract:
+        """What every upload of this federation must look like."""
+        terms, image = self.terms, self.image.spec()
+        spec = encoder_spec(terms.encoder, len(self.classes))
+        network = initial_network(spec, image.channels, image.size, len(self.classes), terms.seed)
+        return Contract.of(
+            network,
+            federation=self.fingerprint,
+            method=terms.method,
+            encoder=spec,
+            anchors=terms.anchors,
+            image=image,
+            classes=self.classes,
+            statistics=statistics_plan(terms, image, self.image.mirror),
+            deep=terms.trains,
+            evidence=terms.upload.evidence,
+        )
+
+    def template(self) -> PrototypeNetwork:
+        """The start that all members share, which the server fills."""
+        return shared_start(self.terms, self.contract, None)
+
+    def client(self, member: str) -> int:
+        """A member's number: the name of its random streams, the same wherever and whenever it trains."""
+        return derive(0, "member", self.id, member) >> 11
+
+    def job(self, member: str, folder: Path) -> ClientJob:
+        """What `client.train_client` needs."""
+        return ClientJob(self.terms, self.contract, self.client(member), folder, self.image.mirror)
+
+    def member_of(self, public: str) -> str | None:
+        """Whose key this is."""
+        return next((name for name, key in self.members.items() if key == public), None)
+
+    def check_member(self, name: str) -> str:
+        check_name(name)
+        if self.members and name not in self.members:
+            raise ConfigError(f"'{name}' is not a member of {self.name}{did_you_mean(name, self.members)}")
+        return name
+
+    def to_yaml(self) -> str:
+        content = self.model_dump(mode="json", exclude_none=True)
+        if self.members:
+            content["members"] = dict(self.members)
+        return HEADER.format(fingerprint=short(self.fingerprint)) + yaml.safe_dump(
+            content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
+        )
+
+    def write(self, path: Path) -> None:
+        write_text(path, self.to_yaml())
+
+
+HEADER = """\
+# A OneFlare federation, fingerprint {fingerprint}. Send this file to every member, unchanged.
+# Members and the coordinator compare the fingerprint by another road (telephone, letter) before they train.
+# Members, deadline, use, limits and experiment.fusions may change later; all else makes another federation.
+"""
+
+
+def _as_value_error(check: Any, value: str) -> str:
+    try:
+        return str(check(value))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+def short(fingerprint: str) -> str:
+    """The first 80 bits in groups, to be read aloud."""
+    return "-".join(fingerprint[start : start + 5] for start in range(0, 20, 5))
+
+
+def new_charter(name: str, settings: Mapping[str, Any], **fields: Any) -> Charter:
+    """A charter with every option of its experiment written out, so that later versions mean the same."""
+    draft = _validate({"name": name, "id": secrets.token_hex(16), "experiment": dict(settings), **fields})
+    complete = draft.terms.model_dump(mode="json", exclude=set(OWN), exclude_none=True)
+    if "fusions" not in settings:
+        complete["fusions"] = [_for_strangers(complete["fusions"][0])]
+    charter = _validate(draft.model_dump() | {"experiment": complete})
+    charter.contract  # noqa: B018  (refuses parts that do not fit the images)
+    return charter
+
+
+def _for_strangers(fusion: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's own fusion, or the one that is its equal among honest members and withstands others."""
+    return FUSIONS.complete({"name": "robust_prototypes"} if fusion["name"] == "count_prototypes" else dict(fusion))
+
+
+def revised(charter: Charter, **fields: Any) -> Charter:
+    """The charter with some fields replaced, checked again."""
+    return _validate(charter.model_dump() | fields)
+
+
+def read_charter(path: Path) -> Charter:
+    """The charter of a file, or of a folder that has one."""
+    if path.is_dir():
+        path = path / FILE
+        if not path.exists():
+            raise ConfigError(f"no {FILE} in {path.parent}; `oneflare server init {path.parent}` makes one")
+    content = read_yaml(path, f"a federation's {FILE}")
+    try:
+        charter = _validate(content)
+        charter.contract  # noqa: B018  (refuses parts that do not fit the images)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return charter
+
+
+def _validate(content: Mapping[str, Any]) -> Charter:
+    for key in content:
+        if key not in Charter.model_fields:
+            raise ConfigError(f"unknown key '{key}'{did_you_mean(str(key), Charter.model_fields)}")
+    try:
+        return Charter.model_validate(dict(content))
+    except ValidationError as error:
+        raise ConfigError(one_line(error, Charter)) from None

@@ -1,0 +1,146 @@
+"""What a SuperNode runs: the charter in, its own local data, one upload out.
+
+The node's owner decides by `--node-config`: `data` (class folder or parquet), `member` (its name), and, optionally,
+`key` (private key to sign with), `federation` (own copy of federation.yaml; other terms are refused), `out` (leave the
+upload on disk too, with what resuming needs beside it), `budget` (the most epsilon to spend for an image under private
+terms; without it, one answer), `image-column` and `label-column` of a parquet file. What was answered is kept in the
+ledger beside the key, or in the home folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oneflare.simulation.engines.flower import require_flower
+
+require_flower()
+
+from flwr.app import Context, Message  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+
+from oneflare.errors import ConfigError, did_you_mean  # noqa: E402
+from oneflare.federation.charter import FILE, Charter, read_charter, short  # noqa: E402
+from oneflare.federation.ledger import Ledger, ledger_folder  # noqa: E402
+from oneflare.federation.member import make_upload, member_data  # noqa: E402
+from oneflare.simulation.engines.flower.records import UPLOAD, answer, read_question  # noqa: E402
+from oneflare.upload.signing import SigningKey, read_key  # noqa: E402
+
+KEYS = ("data", "member", "key", "federation", "out", "budget", "image-column", "label-column")
+log = logging.getLogger("flwr")
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train under the terms the coordinator sent, and reply with the very file that could also be carried by hand."""
+    node = Node.of(context.node_config)
+    charter = node.charter(str(read_question(message.content).get("charter", "")))
+    member, key = node.identity(charter)
+    data, notes, _ = member_data(charter, node.data, image_column=node.image_column, label_column=node.label_column)
+    log.info("%s (%s): %s trains on %d images", charter.name, short(charter.fingerprint), member, len(data))
+    for note in notes:
+        log.info("note: %s", note)
+    with node.target() as out:
+        made = make_upload(charter, data, out, member=member, key=key, ledger=node.ledger())
+        content = made.path.read_bytes()
+    if made.balance is not None:
+        log.info("%s", made.balance.text())
+    log.info("%s sends %d bytes, digest %s", member, len(content), made.manifest["digest"][:16])
+    return Message(answer({"member": member}, {UPLOAD: content}), reply_to=message)
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node's owner decided."""
+
+    data: Path
+    member: str | None = None
+    key: Path | None = None
+    federation: Path | None = None
+    out: Path | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    budget: float | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Node:
+        for name in config:
+            if name not in KEYS:
+                raise ConfigError(f"--node-config: unknown key '{name}'{did_you_mean(name, KEYS)}")
+        if not config.get("data"):
+            raise ConfigError(
+                "--node-config: 'data' is missing; say where the images are, such as data=\"/srv/images\""
+            )
+        paths = {name: Path(str(config[name])).expanduser() for name in ("key", "federation", "out") if name in config}
+        texts = {name: str(config[name]) for name in ("member", "image-column", "label-column") if name in config}
+        out = paths.get("out")
+        if out is not None and out.suffix != ".safetensors":
+            raise ConfigError(f"--node-config: out={out}: an upload's name ends in .safetensors")
+        return cls(
+            Path(str(config["data"])).expanduser(),
+            texts.get("member"),
+            paths.get("key"),
+            paths.get("federation"),
+            out,
+            texts.get("image-column"),
+            texts.get("label-column"),
+            _budget(config.get("budget")),
+        )
+
+    def ledger(self) -> Ledger:
+        """Where the owner's privacy budget is kept."""
+        return Ledger(ledger_folder(self.key), self.budget)
+
+    def charter(self, text: str) -> Charter:
+        """The coordinator's terms; if the owner keeps a copy of the charter, they must be the same."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / FILE
+            path.write_text(text)
+            sent = read_charter(path)
+        if self.federation is None:
+            return sent
+        own = read_charter(self.federation)
+        if own.fingerprint != sent.fingerprint:
+            raise ConfigError(
+                f"the coordinator's terms ({short(sent.fingerprint)}) are not those of {self.federation} "
+                f"({short(own.fingerprint)}); ask the coordinator which are right"
+            )
+        return sent
+
+    def identity(self, charter: Charter) -> tuple[str, SigningKey | None]:
+        key = None if self.key is None else read_key(self.key)
+        member = self.member or (None if key is None else charter.member_of(key.public))
+        if member is None:
+            raise ConfigError('--node-config: say who you are, such as member="north"')
+        charter.check_member(member)
+        if charter.members.get(member) is not None and key is None:
+            raise ConfigError(f'{member}\'s uploads must be signed; add key="PRIVATE KEY" to --node-config')
+        return member, key
+
+    @contextlib.contextmanager
+    def target(self) -> Iterator[Path]:
+        """Where the upload is made; without `out`, nothing is left behind."""
+        if self.out is not None:
+            yield self.out
+            return
+        with tempfile.TemporaryDirectory(prefix="oneflare-") as folder:
+            yield Path(folder) / UPLOAD
+
+
+def _budget(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigError(f"--node-config: budget={value!r:.40} is not a number of at least 0, such as budget=2")
+    return number

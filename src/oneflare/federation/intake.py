@@ -1,0 +1,251 @@
+"""Which uploads a federation takes: every file is examined, none is trusted, and each gets a verdict in words."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from oneflare.core.plain import plain
+from oneflare.errors import UploadError
+from oneflare.federation.charter import Charter
+from oneflare.federation.roster import Sender, identify
+from oneflare.fusion import offered_fields
+from oneflare.upload import Upload, read_manifest, read_upload
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one file."""
+
+    file: str
+    status: str
+    """in | refused | superseded | late | removed"""
+    member: str | None = None
+    """who the upload is from; None where that could not be established"""
+    claims: str | None = None
+    """the member's name that the file carries, whoever wrote it there"""
+    reason: str = ""
+    created: str | None = None
+    signed: bool = False
+    digest: str | None = None
+
+    @property
+    def who(self) -> str:
+        """For people: the member, or what the file claims."""
+        return named(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def named(verdict: Mapping[str, Any]) -> str:
+    """Whom a verdict is about: the member, or what the file claims where nobody knows who sent it."""
+    claims = verdict.get("claims")
+    return str(verdict["member"] or (f"unknown, claims to be {claims}" if claims else "unknown"))
+
+
+@dataclass(frozen=True)
+class Intake:
+    """The verified uploads by member, ordered by name, and the verdict on every file."""
+
+    uploads: dict[str, Upload]
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+    """what the coordinator must hear: who sent more than one upload, and which was taken"""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a federation remembers about its members' uploads.
+
+    removed: member -> when it was removed. newest: member -> the date of the newest upload of it that was fused.
+    """
+
+    removed: Mapping[str, str] = field(default_factory=dict)
+    newest: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    upload: Upload
+    sender: Sender
+    explicit: bool
+
+    @property
+    def rank(self) -> tuple[bool, bool, datetime, str]:
+        """Signed before unsigned, then what the coordinator named, then the newest; equal moments are decided by
+        digest, so that order never counts."""
+        return self.sender.key is not None, self.explicit, self.sender.created, self.upload.digest
+
+
+@dataclass
+class _Desk:
+    charter: Charter
+    known: Known
+    late: bool
+    carriers: Mapping[Path, str]
+    verdicts: list[Verdict] = field(default_factory=list)
+    candidates: dict[str, list[_Candidate]] = field(default_factory=lambda: defaultdict(list))
+
+    def examine(self, path: Path, explicit: bool) -> None:
+        """explicit: the coordinator named this very file, so neither deadline, date nor a removal keeps it out"""
+        manifest: dict[str, Any] = {}
+        sender: Sender | None = None
+        try:
+            manifest = read_manifest(path)
+            sender = identify(path, manifest, self.charter, self.carriers.get(path))
+            kept_out = None if explicit else self._kept_out(path, sender)
+            if kept_out is not None:
+                self._verdict(path, manifest, *kept_out, sender)
+                return
+            upload = verified(path, self.charter)
+            if upload.digest != manifest["digest"]:
+                raise UploadError(f"{path}: changed while it was read; fuse again")
+            self.candidates[sender.member].append(_Candidate(upload, sender, explicit))
+        except UploadError as error:
+            self._verdict(path, manifest, "refused", str(error).removeprefix(f"{path}: "), sender)
+
+    def _kept_out(self, path: Path, sender: Sender) -> tuple[str, str] | None:
+        """Status and reason of an upload that is genuine but not wanted."""
+        member, created, deadline = sender.member, sender.created, self.charter.deadline
+        if member in self.known.removed:
+            day = self.known.removed[member][:10]
+            return "removed", f"was removed on {day}; --add {path} takes it back"
+        if deadline is not None and created > deadline and not self.late:
+            return "late", f"made {_span(created - deadline)} after the deadline; --late or --add {path} takes it"
+        newest = self.known.newest.get(member)
+        if newest is not None and created < datetime.fromisoformat(newest):
+            return "refused", (
+                f"was made {_minute(created)}, before the upload of {member} that was fused already (made "
+                f"{_minute(datetime.fromisoformat(newest))}); send that one again, or --add {path} takes the older one"
+            )
+        return None
+
+    def _verdict(
+        self, path: Path, manifest: Mapping[str, Any], status: str, reason: str, sender: Sender | None
+    ) -> None:
+        claims, created = manifest.get("member"), manifest.get("created")
+        self.verdicts.append(
+            Verdict(
+                plain(path),
+                status,
+                None if sender is None else sender.member,
+                plain(claims, 64) if isinstance(claims, str) else None,
+                plain(reason),
+                plain(created, 40) if isinstance(created, str) else None,
+                bool(manifest.get("signature")),
+                manifest.get("digest"),
+            )
+        )
+
+    def settle(self) -> Intake:
+        """One upload per member: the newest signed one."""
+        chosen: dict[str, Upload] = {}
+        notes: list[str] = []
+        shared = self._shared_keys()
+        for member in sorted(self.candidates):
+            distinct = {(found.upload.digest, found.sender.key): found for found in self.candidates[member]}
+            for found in self.candidates[member]:  # of two copies, the one that the coordinator named
+                if found.explicit:
+                    distinct[found.upload.digest, found.sender.key] = found
+            keys = {found.sender.key for found in distinct.values() if found.sender.key is not None}
+            reason = None
+            if len(keys) > 1:
+                reason = f"{len(keys)} keys sign for {member}; admit the right one: `oneflare server admit`"
+            for key in sorted(keys & set(shared)):
+                reason = f"one key signs for {' and '.join(shared[key])}; each member needs its own"
+            if reason is not None:
+                for found in distinct.values():
+                    self._settled(found, "refused", reason)
+                continue
+            ranked = sorted(distinct.values(), key=lambda found: found.rank, reverse=True)
+            chosen[member] = ranked[0].upload
+            notes += self._rank(member, ranked)
+        return Intake(chosen, tuple(self.verdicts), tuple(notes))
+
+    def _shared_keys(self) -> dict[str, list[str]]:
+        """Keys that sign for more than one member; only a federation without admitted keys can see any."""
+        users: dict[str, list[str]] = defaultdict(list)
+        for member in sorted(self.candidates):
+            for key in {found.sender.key for found in self.candidates[member]}:
+                if key is not None:
+                    users[key].append(member)
+        return {key: members for key, members in users.items() if len(members) > 1}
+
+    def _rank(self, member: str, ranked: Sequence[_Candidate]) -> Iterator[str]:
+        """Verdicts on all uploads of a member, the best first, and what the coordinator must hear about it."""
+        first = ranked[0]
+        self._settled(first, "in", "")
+        yield from (f"{member} says: {text}" for text in first.upload.notes)
+        for other in ranked[1:]:
+            kind = "unsigned" if first.sender.key is not None and other.sender.key is None else "older"
+            if other.sender.created > first.sender.created and kind == "older":
+                kind = "not the one that --add names"
+            self._settled(other, "superseded", f"{kind}; {first.upload.path} is taken instead")
+        if len(ranked) > 1:
+            signed = "signed " if first.sender.key is not None else ""
+            which = "one that --add names" if first.explicit else f"newest {signed}one"
+            yield plain(
+                f"{member} sent {len(ranked)} uploads; the {which} is taken: "
+                f"{first.upload.path}, made {first.sender.created.isoformat(timespec='seconds')}"
+            )
+
+    def _settled(self, found: _Candidate, status: str, reason: str) -> None:
+        self._verdict(found.upload.path, found.upload.manifest, status, reason, found.sender)
+
+
+def take_in(
+    charter: Charter,
+    files: Iterable[Path],
+    explicit: Sequence[Path] = (),
+    *,
+    known: Known | None = None,
+    late: bool = False,
+    carriers: Mapping[Path, str] | None = None,
+    fallback: Sequence[Path] = (),
+) -> Intake:
+    """Examine files; `explicit` ones were named by the coordinator.
+
+    late: uploads made after the deadline count. carriers: file -> the member whose connection delivered it, see
+    `roster.identify`. fallback: MEMBER.safetensors, examined for members that sent nothing usable.
+    """
+    desk = _Desk(charter, known or Known(), late, carriers or {})
+    for path in explicit:
+        desk.examine(path, explicit=True)
+    for path in files:
+        desk.examine(path, explicit=False)
+    for path in fallback:
+        if path.stem not in desk.candidates:
+            desk.examine(path, explicit=True)
+    return desk.settle()
+
+
+def verified(path: Path, charter: Charter) -> Upload:
+    """Every check on an upload's content, including that it holds what the charter asks for."""
+    upload = read_upload(path, charter.contract)
+    terms = charter.terms
+    required = offered_fields(
+        terms.upload, deep=terms.trains, statistics=terms.analytic["name"] != "none", holdout=terms.train.holdout
+    )
+    missing = sorted(required - upload.fields)
+    if missing:
+        raise UploadError(f"{path}: withholds {' and '.join(missing)}, which this federation asks for")
+    if upload.manifest.get("counts") != terms.upload.counts:
+        raise UploadError(f"{path}: class counts are {upload.manifest.get('counts')!r:.20}, not {terms.upload.counts}")
+    if upload.counts is not None and upload.samples != max(1, round(float(upload.counts.sum()))):
+        raise UploadError(f"{path}: samples ({upload.samples}) is not the sum of the class counts; train again")
+    return upload
+
+
+def _span(span: timedelta) -> str:
+    minutes = int(span.total_seconds() // 60)
+    days, hours = minutes // 1440, minutes // 60
+    return f"{days} days" if days > 1 else f"{hours} hours" if hours > 1 else f"{minutes} minutes"
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,293 @@
+"""A member's side of a real federation: its own data and the charter in, one upload out.
+
+Training is `client.train_client`, as in a simulation. Nothing but the upload is meant to leave; what resuming needs
+lies in a folder beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from oneflare.client.training import (
+    ClientFiles,
+    ClientSummary,
+    Companions,
+    EpochObserver,
+    build_training,
+    client_statistics,
+    hold_out,
+    send,
+    train_client,
+)
+from oneflare.core.config import CodeConfig
+from oneflare.core.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_bytes, write_json
+from oneflare.core.seeds import torch_generator
+from oneflare.core.stopping import AGAIN, NOTHING, on_stop
+from oneflare.data import Augmentation, ClientData, Split
+from oneflare.data.images import Damaged
+from oneflare.data.labelled import left_out_note
+from oneflare.data.local import LocalData, read_local
+from oneflare.errors import RunError, TrainingError, UploadError
+from oneflare.federation.charter import Charter
+from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
+from oneflare.federation.roster import in_future
+from oneflare.nn.hardware import one_thread
+from oneflare.upload import read_manifest, seal_upload
+from oneflare.upload.signing import SigningKey
+from oneflare.upload.statistics import Statistics, pack
+
+TIMED_STEPS = 6
+TIMED_IMAGES = 128
+
+
+class MemberData(NamedTuple):
+    """A member's images, and what their reader did to them."""
+
+    data: ClientData
+    notes: tuple[str, ...]
+    """what had to be done to make them fit, for the member alone"""
+    damaged: tuple[Damaged, ...] = ()
+    """images that were left out"""
+
+
+def member_data(
+    charter: Charter,
+    path: Path,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    skip_damaged: bool = False,
+) -> MemberData:
+    """A member's images, checked against the charter."""
+    local: LocalData = read_local(
+        path,
+        charter.classes,
+        charter.image.spec(),
+        image_column=image_column,
+        label_column=label_column,
+        skip_damaged=skip_damaged,
+    )
+    return MemberData(ClientData.of(local.split, len(charter.classes)), local.notes, local.damaged)
+
+
+def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:
+    """What the coordinator is told of images that were left out: no names, and no number where counts are withheld."""
+    if not found.damaged:
+        return ()
+    exact = charter.terms.upload.counts == "exact"
+    return (left_out_note(len(found.damaged), len(found.damaged) + len(found.data) if exact else None),)
+
+
+def train_member(
+    charter: Charter, data: ClientData, member: str, folder: Path, observe: EpochObserver | None = None
+) -> ClientSummary:
+    """Train one member in `folder`, from its last checkpoint if there is one; its upload is unsigned.
+
+    The folder belongs to one member, one charter and one set of images.
+    """
+    with exclusive(folder):
+        remove_partial(folder)
+        claim = folder / "job.json"
+        code = charter.terms.code
+        job = {"federation": charter.fingerprint, "member": member, "data": _digest(data), "code": code.model_dump()}
+        if claim.exists():
+            old = read_json(claim)
+            changed = [key for key in ("federation", "member", "data") if old.get(key) != job[key]]
+            changed += code.differences(CodeConfig.recorded(old.get("code")))
+            if changed:
+                raise RunError(
+                    f"{folder} holds training with another {' and '.join(changed)}; "
+                    "delete the folder or choose another --out"
+                )
+        write_json(claim, job)
+        with on_stop(lambda: f"a checkpoint is there; {AGAIN}" if ClientFiles(folder).checkpoint.exists() else NOTHING):
+            summary = train_client(charter.job(member, folder), data, observe)
+        if summary.status != "trained":
+            ClientFiles(folder).summary.unlink()  # so that another attempt is possible
+            raise TrainingError(f"{member} could not be trained: {summary.reason}")
+    return summary
+
+
+def claimed_member(folder: Path) -> str | None:
+    """Whose training a folder holds."""
+    claim = folder / "job.json"
+    return str(read_json(claim).get("member")) if claim.exists() else None
+
+
+def _digest(data: ClientData) -> str:
+    return digest_of([tensor_digest(data.images), tensor_digest(data.labels)])
+
+
+def work_folder(out: Path) -> Path:
+    """Where the training behind an upload lives."""
+    return out.with_suffix(".work")
+
+
+@dataclass(frozen=True)
+class Made:
+    """An upload that is ready to be sent."""
+
+    path: Path
+    manifest: dict[str, Any]
+    summary: ClientSummary
+    complete_before: bool
+    balance: Balance | None = None
+    """what is spent of the member's privacy budget, where the terms promise privacy"""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What an upload says beside its content: who sends it, signed with which key, and what they remark."""
+
+    member: str
+    key: SigningKey | None
+    notes: tuple[str, ...] = ()
+
+    def seal(self, source: Path, path: Path) -> dict[str, Any]:
+        """Write the upload of `source` to `path` under this envelope; returns its manifest."""
+        sign = None if self.key is None else signer(self.key)
+        return seal_upload(source, path, member=self.member, created=now(), sign=sign, notes=self.notes)
+
+
+def make_upload(
+    charter: Charter,
+    data: ClientData,
+    out: Path,
+    *,
+    member: str,
+    key: SigningKey | None = None,
+    observe: EpochObserver | None = None,
+    ledger: Ledger | None = None,
+    notes: tuple[str, ...] = (),
+) -> Made:
+    """Train if needed, then write the one file, under the member's name and signed if a key is given.
+
+    Under private terms the ledger (by default, that of the member's home) has the last word: what was answered before
+    is given again, and a new answer is refused where the budget is spent. notes: what the coordinator should know of
+    the data; they are part of the upload.
+    """
+    envelope = Envelope(member, key, notes)
+    question = Question.of(charter, member, data)
+    if question is not None:
+        return _answer(charter, data, out, question, ledger or Ledger(ledger_folder(None)), envelope, observe)
+    folder = work_folder(out)
+    summary = train_member(charter, data, member, folder, observe)
+    trained = ClientFiles(folder).upload
+    if out.exists():
+        manifest = _same_upload(trained, out, member, key)
+        if manifest is not None and tuple(manifest.get("notes", ())) == notes:
+            return Made(out, manifest, summary, complete_before=True)
+    return Made(out, envelope.seal(trained, out), summary, complete_before=False)
+
+
+def _answer(
+    charter: Charter,
+    data: ClientData,
+    out: Path,
+    question: Question,
+    ledger: Ledger,
+    envelope: Envelope,
+    observe: EpochObserver | None,
+) -> Made:
+    """An upload under private terms: entered into the ledger before it is written to `out`."""
+    member, key = envelope.member, envelope.key
+    with ledger.locked():
+        kept = ledger.find(question, out)
+    summary = ClientSummary(charter.client(member), "trained", len(data), data.classes)
+    complete = kept is not None
+    if kept is None:
+        folder = work_folder(out)
+        summary = train_member(charter, data, member, folder, observe)
+
+        def write(path: Path) -> dict[str, Any]:
+            return envelope.seal(ClientFiles(folder).upload, path)
+
+        kept = ledger.record(question, write, out)
+    manifest = read_manifest(kept)
+    signed = (manifest.get("signature") or {}).get("key")
+    if kept != out and (manifest.get("member"), signed) == (member, None if key is None else key.public):
+        write_bytes(out, kept.read_bytes())
+    elif kept != out:
+        manifest = envelope.seal(kept, out)
+    return Made(out, manifest, summary, complete, ledger.balance(question))
+
+
+def _same_upload(trained: Path, out: Path, member: str, key: SigningKey | None) -> dict[str, Any] | None:
+    """The manifest of `out` if it is this training's upload, by this member, signed with this key, not dated ahead."""
+    try:
+        manifest, source = read_manifest(out), read_manifest(trained)
+    except UploadError:
+        return None
+    signed = manifest.get("signature") or {}
+    same = manifest["tensors"] == source["tensors"] and manifest.get("member") == member
+    same = same and not in_future(datetime.fromisoformat(manifest["created"]))
+    return manifest if same and signed.get("key") == (None if key is None else key.public) else None
+
+
+def signer(key: SigningKey) -> Any:
+    """What `seal_upload` calls: digest -> the manifest's signature."""
+    return lambda digest: {"key": key.public, "value": key.sign(digest)}
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What training here would take."""
+
+    seconds: float
+    upload_bytes: int
+
+
+def estimate(charter: Charter, data: ClientData) -> Estimate:
+    """Time a few steps on the member's own images; nothing is kept."""
+    terms, seconds = charter.terms, 0.0
+    job = charter.job("estimate", Path())
+    with one_thread():
+        if charter.contract.statistics is not None:
+            some = ClientData.of(Split(data.images[:TIMED_IMAGES], data.labels[:TIMED_IMAGES]), len(charter.classes))
+            seconds += _seconds(lambda: client_statistics(job, some)) * len(data) / len(some)
+        if terms.trains:
+            kept, _ = hold_out(data, terms.train.holdout, (terms.seed, job.client))
+            training = build_training(job, kept)
+            training.network.train()
+            size = -(-len(kept) // training.batches)
+
+            def step() -> None:
+                draws = Augmentation.draw(size, torch_generator(0, "estimate"))
+                training.step(*training.views(torch.arange(size), draws), 0.0)
+
+            step()
+            seconds += statistics.median(_seconds(step) for _ in range(TIMED_STEPS)) * training.total_steps
+    return Estimate(seconds, upload_size(charter))
+
+
+def upload_size(charter: Charter) -> int:
+    """Bytes of any member's upload, by writing an untrained one; names and signature add a few hundred."""
+    contract, classes = charter.contract, len(charter.classes)
+    packed = None
+    if contract.statistics is not None:
+        packed = pack(Statistics.zeros(contract.statistics.dim, classes), contract.statistics.dtype)
+    nothing = Split(torch.empty(0, 1, 1, 1), torch.empty(0, dtype=torch.long))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "upload.safetensors"
+        network = charter.template() if charter.terms.trains else None
+        send(path, charter.job("size", Path(folder)), network, ClientData.of(nothing, classes), 1, Companions(packed))
+        return path.stat().st_size
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

@@ -1,0 +1,233 @@
+"""The card and the page of a fused federation: who took part, with what, what the model is for and what it is not."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from oneflare.core.files import read_regular, write_text
+from oneflare.core.plain import markdown
+from oneflare.federation.charter import FILE, Charter, read_charter, short
+from oneflare.federation.coordinator import Fused, read_fused
+from oneflare.federation.intake import named
+from oneflare.federation.versions import FederationFiles
+from oneflare.federation.vouching import known_key, sign_card
+from oneflare.models.sealing import check_seal
+from oneflare.report import figures
+
+RESULT_BYTES = 1 << 28
+FEW = 20
+"""a class with fewer images than this, over all members, is named in the limits"""
+
+
+def is_federation(folder: Path) -> bool:
+    return (folder / FILE).is_file()
+
+
+def read_federation(folder: Path) -> Fused:
+    """The last fusion of a federation, from its folder; a result that the coordinator did not sign is refused."""
+    charter, files = read_charter(folder), FederationFiles(folder)
+    known = known_key(files.result, None)
+    if known is not None and files.result.exists():
+        check_seal(files.result, read_regular(files.result, RESULT_BYTES), known.key, "result", known.federation)
+    return Fused(charter, files, read_fused(folder))
+
+
+def write_card(fused: Fused) -> Path:
+    write_text(fused.files.card, card(fused.charter, fused.content))
+    sign_card(fused.charter, fused.files.card, fused.content)
+    return fused.files.card
+
+
+def write_federation_page(fused: Fused) -> Path:
+    from jinja2 import Environment
+
+    source = resources.files("oneflare.federation").joinpath("page.html.j2").read_text()
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    content = fused.content
+    tables = [member["counts"] for member in content["members"]]
+    page = environment.from_string(source).render(
+        charter=fused.charter,
+        content=content,
+        fingerprint=short(fused.charter.fingerprint),
+        limits=limits(fused.charter, content),
+        change=change_lines(content["change"]),
+        named=named,
+        figure=None if None in tables else _owners(tables, content["classes"]),
+        terms=fused.charter.to_yaml(),
+    )
+    write_text(fused.files.report, page)
+    return fused.files.report
+
+
+def _owners(table: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+    """Images per member and class, as SVG text."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "oneflare", "svg.fonttype": "none", "font.size": 9}):
+        figure = figures.client_class({"table": table, "classes": classes})
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
+    """What a user of the model must know, from the charter and from the uploads themselves."""
+    lines = [charter.limits.strip()] if charter.limits.strip() else []
+    tables = [member["counts"] for member in content["members"]]
+    if None not in tables:
+        noisy = " by the noised counts" if content["counts_mode"] == "noised" else ""
+        totals = dict(zip(charter.classes, map(sum, zip(*tables, strict=True)), strict=True))
+        unseen = [name for name, total in totals.items() if total == 0]
+        few = [name for name, total in totals.items() if 0 < total < FEW]
+        if unseen:
+            lines.append(f"No member has seen{noisy}: {_listed(unseen)}. Never trust the model on these classes.")
+        if few:
+            lines.append(f"Fewer than {FEW} images in all{noisy}: {_listed(few)}.")
+        lonely = [
+            name
+            for label, name in enumerate(charter.classes)
+            if len(tables) > 1 and sum(row[label] > 0 for row in tables) == 1
+        ]
+        if lonely:
+            lines.append(f"Known to one member only{noisy}: {_listed(lonely)}.")
+    else:
+        lines.append("Class counts were withheld: nobody can say which classes are rare.")
+    if content["missing"]:
+        lines.append(f"Admitted members that sent no usable upload: {_listed(content['missing'])}.")
+    if content["test_images"] is None:
+        lines.append("Its accuracy has not been measured here; `oneflare evaluate MODEL --data FOLDER` does.")
+    image = charter.image
+    kind = "grey" if image.channels == 1 else "colour"
+    lines.append(
+        f"Every image is brought to {image.size}x{image.size} {kind} and gets one of {len(charter.classes)} classes; "
+        "there is no answer 'none of these', and images unlike the members' get a confident but empty answer."
+    )
+    lines.append(_privacy(charter))
+    if not charter.members or None in charter.members.values():
+        lines.append("Not every upload had to be signed, so members are who they say they are, no more.")
+    return lines
+
+
+def change_lines(change: Mapping[str, Any] | None) -> list[str]:
+    """What is different from the fusion before, and what that means for whoever uses the model."""
+    if change is None:
+        return []
+    lines = [
+        f"{title} since the fusion of {change['since'][:16].replace('T', ' ')} UTC: {_listed(change[key])}."
+        for key, title in (("came", "New"), ("gone", "Gone"), ("renewed", "With another upload"))
+        if change[key]
+    ]
+    if change["lost_classes"]:
+        lines.append(f"Nobody who is left has images of: {_listed(change['lost_classes'])}.")
+    return lines
+
+
+def _privacy(charter: Charter) -> str:
+    """What uploads hold, and what is promised for it."""
+    terms = charter.terms
+    epsilon, delta = terms.upload.statistics_epsilon, terms.upload.statistics_delta
+    if epsilon is not None:
+        return (
+            f"Each upload is ({epsilon:g}, {delta:g})-differentially private for every image in it; the number of "
+            "images is not hidden, and a second upload about the same images would add its epsilon."
+        )
+    held = ["trained weights"] if terms.trains else []
+    if terms.analytic["name"] != "none":
+        held.append("exact sums over images, from which anybody with a copy of an image can tell whether it was used")
+    if terms.upload.evidence:
+        held.append(f"exact averages over images ({', '.join(terms.upload.evidence)})")
+    return f"Uploads are {'; and '.join(held)}. They hold no image, but no formal privacy is promised for them."
+
+
+def card(charter: Charter, content: dict[str, Any]) -> str:
+    """Markdown."""
+    own = content["fusions"][content["headline"]]
+    lines = [
+        f"# Model of the federation {charter.name}",
+        "",
+        f"Fused {content['fused'][:19]} UTC with OneFlare {content['oneflare']} from {len(content['members'])} "
+        f"upload{'s' if len(content['members']) > 1 else ''}. Terms: fingerprint {short(charter.fingerprint)}.",
+        "",
+        "## Expected use",
+        "",
+        markdown(charter.use.strip()) or "Not stated. Ask the coordinator before using it.",
+        "",
+        f"Classes: {_listed([markdown(name) for name in charter.classes])}.",
+        "",
+        "## Limits",
+        "",
+        *(f"- {markdown(line)}" for line in limits(charter, content)),
+        "",
+        "## Members",
+        "",
+        "| member | images | upload | made (UTC) | signed |",
+        "|---|---:|---:|---|---|",
+    ]
+    volume = {"exact": "", "noised": " (noised)", "withheld": " (total only)"}[content["counts_mode"]]
+    for member in content["members"]:
+        lines.append(
+            f"| {member['name']} | {member['samples']}{volume} | {size_text(member['upload_bytes'])} "
+            f"| {member['created'][:19]} | {'yes' if member['signed'] else 'no'} |"
+        )
+    lines.append("")
+    for title, names in (("Missing", content["missing"]), ("Removed", list(content["removed"]))):
+        if names:
+            lines += [f"{title}: {_listed(names)}.", ""]
+    for text in change_lines(content["change"]):
+        lines += [markdown(text), ""]
+    left_out = [verdict for verdict in content["verdicts"] if verdict["status"] in ("refused", "late")]
+    for verdict in left_out:
+        who = named(verdict)
+        name = Path(verdict["file"]).name
+        lines.append(f"- left out: {markdown(who)} ({markdown(name)}): {markdown(verdict['reason'])}")
+    if left_out:
+        lines.append("")
+    lines += [
+        "## Method",
+        "",
+        f"{content['method']} with encoder {_spec(content['encoder'])}, {charter.terms.epochs} epochs at each member, "
+        f"one upload each, fused by {content['headline']}: {own['parameters']:,} parameters, "
+        f"{own['forward_passes']} forward pass{'es' if own['forward_passes'] > 1 else ''} per image.",
+        "",
+        "## Measured",
+        "",
+    ]
+    if content["test_images"] is None:
+        lines.append("Nothing: the coordinator gave no test images.")
+    else:
+        lines += [
+            f"On {content['test_images']} test images of the coordinator:",
+            "",
+            "| fusion | accuracy % | balanced % | worst class % | calibration error % |",
+            "|---|---:|---:|---:|---:|",
+        ]
+        keys = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error")
+        for name, row in content["fusions"].items():
+            cells = " | ".join(f"{100 * row['scores'][key]:.1f}" for key in keys)
+            lines.append(f"| {name} | {cells} |")
+    lines += ["", f"Model file `{own['model']}`, SHA-256 `{own['sha256']}`.", ""]
+    return "\n".join(lines)
+
+
+def size_text(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:30])
+    return ", ".join(shown) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
+
+
+def _spec(spec: dict[str, Any]) -> str:
+    options = ", ".join(f"{key} {value}" for key, value in spec.items() if key != "name" and value is not None)
+    return f"{spec['name']} ({options})" if options else str(spec["name"])

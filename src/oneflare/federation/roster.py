@@ -1,0 +1,108 @@
+"""Who an upload is from. A member's name, its client number, its key and its Flower node belong together, here alone.
+
+Every way by which uploads come in (files in a folder, replies of Flower's nodes) asks `identify`. Whoever is later
+suspected, removed or missed is named by what it answers, never by what a file says about itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from oneflare.core.plain import plain
+from oneflare.errors import ConfigError, UploadError
+from oneflare.federation.charter import Charter, short
+from oneflare.upload.signing import check_name, verify
+
+CLOCK_TOLERANCE = timedelta(minutes=10)
+"""how far a member's clock may be ahead of the coordinator's"""
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The member that an upload is from, as far as the federation can tell."""
+
+    member: str
+    client: int
+    """the member's number in this federation: the upload's own number is the same, or it is refused"""
+    created: datetime
+    key: str | None
+    """that signed the upload; None: it is not signed, and the charter asks for no key of this member"""
+
+
+def identify(path: Path, manifest: Mapping[str, Any], charter: Charter, carrier: str | None = None) -> Sender:
+    """Who made an upload, and when; an upload whose name, number, key and carrier do not agree is refused.
+
+    manifest: of the upload, known to match its digest. carrier: the member whose connection delivered the upload,
+    where the connection itself proves that (a Flower node whose key the charter knows); None for files.
+    """
+    federation = manifest.get("federation")
+    if federation != charter.fingerprint:
+        made_for = short(federation) if isinstance(federation, str) and federation.isalnum() else "unknown"
+        raise UploadError(
+            f"{path}: was made for another federation or other terms ({made_for}, not {short(charter.fingerprint)})"
+        )
+    member = manifest.get("member")
+    if member is None:
+        raise UploadError(f"{path}: carries no member's name; make it with `oneflare client train`")
+    try:
+        charter.check_member(check_name(member))
+    except ConfigError as error:
+        raise UploadError(f"{path}: {error}") from None
+    if carrier is not None and carrier != member:
+        raise UploadError(f"{path}: came from {carrier}'s node, but says that it is from {member}; each sends its own")
+    key = _signed_by(path, manifest, charter, member)
+    client = charter.client(member)
+    if manifest.get("client") != client or isinstance(manifest.get("client"), bool):
+        raise UploadError(
+            f"{path}: has client number {plain(manifest.get('client'), 40)}, but {member}'s is {client}; "
+            f"somebody altered it, or it was trained under another name: {member} must train again"
+        )
+    return Sender(member, client, _moment(path, manifest.get("created")), key)
+
+
+def in_future(moment: datetime) -> bool:
+    """Whether no clock that is nearly right can have shown this moment yet."""
+    return moment > datetime.now(UTC) + CLOCK_TOLERANCE
+
+
+def _moment(path: Path, created: Any) -> datetime:
+    try:
+        moment = datetime.fromisoformat(created)
+    except (TypeError, ValueError):
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise UploadError(f"{path}: does not say when it was made; train again")
+    if in_future(moment):
+        raise UploadError(
+            f"{path}: is dated {moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC, in the future; the member must set its "
+            "clock and run `oneflare client train` again, which dates the upload anew without training"
+        )
+    return moment
+
+
+def _signed_by(path: Path, manifest: Mapping[str, Any], charter: Charter, member: str) -> str | None:
+    wanted, signature = charter.members.get(member), manifest.get("signature")
+    if signature is None:
+        if wanted is not None:
+            raise UploadError(f"{path}: is not signed, but {member} has a key; train with --key")
+        return None
+    key = signature.get("key") if isinstance(signature, dict) else None
+    value = signature.get("value") if isinstance(signature, dict) else None
+    if not isinstance(key, str) or not isinstance(value, str):
+        raise UploadError(f"{path}: the signature is damaged; send it again")
+    if wanted is not None and key != wanted:
+        raise UploadError(f"{path}: is signed with another key than the one admitted for {member}")
+    owner = charter.member_of(key)
+    if owner is not None and owner != member:
+        raise UploadError(f"{path}: is signed with {owner}'s key, but says it is from {member}; each sends its own")
+    try:
+        genuine = verify(key, value, str(manifest["digest"]))
+    except ConfigError:
+        genuine = False
+    if not genuine:
+        raise UploadError(f"{path}: the signature is not {member}'s; it was forged or the upload altered")
+    return key

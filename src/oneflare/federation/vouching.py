@@ -1,0 +1,87 @@
+"""The coordinator's key: it signs what a fusion gives, and whoever has the charter, or the key, can check a model.
+
+The private key lies in the federation's folder and stays there; the public one is in the charter, whose fingerprint
+covers it, so members who compared the fingerprint know the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oneflare.errors import ConfigError
+from oneflare.federation.charter import FILE, Charter, read_charter
+from oneflare.models.sealing import MODELS, SUFFIX, seal
+from oneflare.upload.signing import SigningKey, generate, public_key_of, read_key
+
+PRIVATE, PUBLIC = "coordinator.key", "coordinator.pub"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A public key against which models are checked, and where it is known from."""
+
+    key: str
+    source: str
+    federation: str | None = None
+    """fingerprint that a signature must be for; None: any"""
+
+
+def make_key(folder: Path) -> str | None:
+    """A key pair for a new federation, or the one that is there; None where signatures are not installed."""
+    private = folder / PRIVATE
+    try:
+        return (read_key(private) if private.exists() else generate(private, folder / PUBLIC)).public
+    except ImportError:
+        return None
+
+
+def coordinator_key(charter: Charter, folder: Path) -> SigningKey | None:
+    """The private key that belongs to the charter; None if the charter names none, or if it is not here."""
+    private = folder / PRIVATE
+    if charter.coordinator is None or not private.exists():
+        return None
+    key = read_key(private)
+    if key.public != charter.coordinator:
+        raise ConfigError(f"{private} is not the key of {charter.coordinator} in {FILE}; put the right one there")
+    return key
+
+
+def sign_fusion(charter: Charter, folder: Path, content: Mapping[str, Any]) -> str | None:
+    """Sign every model and the result of a fusion; a line for the coordinator says why, where that cannot be done."""
+    for old in (*folder.glob(f"*{SUFFIX}"), *folder.glob(f"{MODELS}/*{SUFFIX}")):
+        old.unlink()
+    key = coordinator_key(charter, folder)
+    if key is None and charter.coordinator is None:
+        return f"note: the model is not signed, because {FILE} names no key of the coordinator"
+    if key is None:
+        return (
+            f"warning: the model is not signed, because {folder / PRIVATE} is missing; members who have {FILE} will "
+            "refuse it. Put the key there and fuse again"
+        )
+    words = {"federation": charter.fingerprint, "signed": str(content["fused"])}
+    for row in content["fusions"].values():
+        seal(folder / row["model"], key, kind="model", **words)
+    seal(folder / "result.json", key, kind="result", **words)
+    return None
+
+
+def sign_card(charter: Charter, card: Path, content: Mapping[str, Any]) -> None:
+    key = coordinator_key(charter, card.parent)
+    if key is not None:
+        seal(card, key, kind="card", federation=charter.fingerprint, signed=str(content["fused"]))
+
+
+def known_key(file: Path, given: str | None) -> Known | None:
+    """The key to check a file with: the given one (itself or its file), else that of the charter beside the file."""
+    if given is not None:
+        return Known(public_key_of(given), "--key")
+    folder = file.parent.parent if file.parent.name == MODELS else file.parent
+    if not (folder / FILE).is_file():
+        return None
+    charter = read_charter(folder)
+    if charter.coordinator is None:
+        return None
+    return Known(charter.coordinator, str(folder / FILE), charter.fingerprint)

@@ -1,0 +1,3 @@
+"""Fusions of summed statistics, solved in closed form."""
+
+from oneflare.fusion.analytic import sums  # noqa: F401  (registers)

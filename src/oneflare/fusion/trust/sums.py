@@ -1,0 +1,154 @@
+"""Who lies in statistics: every member's class means are compared with those of the other members.
+
+The features are the same fixed function of an image for everybody, so honest members that hold a class have nearly the
+same mean of it, and by averaging over images the mean is far more certain than any image. A member whose images of
+class c have the mean that the others' images of class k have, has mixed the two up, or wants others to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oneflare.core.seeds import torch_generator
+from oneflare.fusion.base import UploadSet
+from oneflare.upload.evidence import INPUTS, unpack_symmetric
+from oneflare.upload.statistics import Statistics
+
+SKETCH = 32
+"""dimensions in which class means are compared"""
+IMAGES_PER_DIMENSION = 10
+"""of all members together, so that the covariance within classes is known well enough to be inverted"""
+LEAST_IMAGES = 10
+"""of a class, below which a member's mean of it is not judged"""
+LEAST_HOLDERS = 3
+"""members with a class; of two that differ nobody knows which is right"""
+RIDGE = 1e-3
+"""of the mean variance, added to the covariance within classes"""
+CERTAINTY = 6.0
+"""standard errors that a class mean must be off"""
+
+LOUD = 100.0
+"""second moments of a layer's inputs may be so many times the median member's"""
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A member's statistics in few dimensions."""
+
+    counts: Tensor
+    """`(C,)`"""
+    means: Tensor
+    """`(C, k)` of its classes, 0 where it has no image"""
+    within: Tensor
+    """`(k, k)` covariance within classes"""
+
+    @classmethod
+    def of(cls, statistics: Statistics) -> Sketch:
+        axes = _axes(len(statistics.gram))
+        counts = statistics.counts
+        means = (statistics.sums @ axes) / counts.clamp(min=1)[:, None]
+        within = axes.T @ statistics.gram @ axes - means.T @ (counts[:, None] * means)
+        freedom = max(float(counts.sum()) - int((counts > 0).sum()), 1.0)
+        return cls(counts, means, within / freedom)
+
+
+def _axes(dim: int) -> Tensor:
+    """`(D, k)` orthonormal columns in random directions, the same for everybody."""
+    drawn = torch.randn(dim, min(SKETCH, dim), dtype=torch.float64, generator=torch_generator(0, "sketch", dim))
+    axes: Tensor = torch.linalg.qr(drawn).Q
+    return axes
+
+
+def mixed_up(sketches: Sequence[Sketch]) -> dict[int, list[tuple[int, int]]]:
+    """Member -> the classes (c, k) where its images of c have the mean that is usual for k.
+
+    What is usual for a class is the median over the members that hold it, coordinate by coordinate, so that neither a
+    minority nor a claim to many images moves it. A member whose classes are all displaced alike (another scanner) is
+    measured from there. With S the covariance within classes, k is the class to whose usual mean the member's is
+    nearest in x^T S^-1 x; with d the way from c to k and m how far the member's mean of c is from the usual one, it
+    has gone the part
+
+        t = m^T S^-1 d / d^T S^-1 d > 1/2,    standard error 1/sqrt(n d^T S^-1 d),    1/n = 1/n_c + 1/n_others,
+
+    of the way to k.
+    """
+    counts = torch.stack([sketch.counts for sketch in sketches])
+    holds = counts >= LEAST_IMAGES
+    labels = (holds.sum(0) >= LEAST_HOLDERS).nonzero().flatten().tolist()
+    dims = min(sketches[0].means.shape[1], int(counts.sum()) // IMAGES_PER_DIMENSION)
+    if len(labels) < 2 or not dims:
+        return {}
+    means = torch.stack([sketch.means[:, :dims] for sketch in sketches])
+    usual = torch.stack([means[holds[:, label], label].quantile(0.5, dim=0) for label in labels])
+    shared = torch.stack([sketch.within[:dims, :dims] for sketch in sketches]).mean(0)
+    ridge = RIDGE * shared.diagonal().mean().clamp(min=1e-30)
+    inverse = torch.linalg.pinv(shared + ridge * torch.eye(dims, dtype=shared.dtype), hermitian=True)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for member in range(len(sketches)):
+        rows = [row for row, label in enumerate(labels) if bool(holds[member, label])]
+        if not rows:
+            continue
+        offsets = means[member][[labels[row] for row in rows]] - usual[rows]
+        if len(rows) >= LEAST_HOLDERS:
+            offsets = offsets - offsets.quantile(0.5, dim=0)
+        for row, offset in zip(rows, offsets, strict=True):
+            apart = usual - usual[row] - offset
+            nearest = int(((apart @ inverse) * apart).sum(1).argmin())
+            label, way = labels[row], usual[nearest] - usual[row]
+            certain = float(offset @ inverse @ way) * _images(counts[holds[:, label], label], counts[member, label])
+            if nearest != row and certain > CERTAINTY * float((way @ inverse @ way).clamp(min=0).sqrt()):
+                found.setdefault(member, []).append((label, labels[nearest]))
+    return found
+
+
+def _images(held: Tensor, own: Tensor) -> float:
+    """sqrt(n): what the comparison of one member's class mean with the usual one rests on"""
+    others = float(held.median()) * (len(held) - 1)
+    return math.sqrt(1 / (1 / float(own) + 1 / others))
+
+
+def reasons(sketches: Sequence[Sketch], classes: Sequence[str]) -> dict[int, str]:
+    """Position of each member that mixes classes up -> in words which."""
+    found = mixed_up(sketches)
+    if 2 * len(found) >= len(sketches):  # a minority is judged by the majority, never the other way round
+        return {}
+    return {
+        member: " and ".join(
+            f"its images of '{classes[own]}' look like the others' '{classes[other]}'" for own, other in pairs
+        )
+        for member, pairs in found.items()
+    }
+
+
+def doubtful_sums(uploads: UploadSet) -> dict[int, str]:
+    """Client -> why its statistics do not fit the others'; noised statistics are too uncertain to be judged."""
+    if uploads.contract.statistics is None or uploads.plan.privacy is not None or len(uploads) < LEAST_HOLDERS:
+        return {}
+    found = reasons([Sketch.of(upload.statistics()) for upload in uploads], uploads.contract.classes)
+    return {uploads.uploads[member].client: reason for member, reason in found.items()}
+
+
+def loud_evidence(uploads: UploadSet) -> dict[int, str]:
+    """Client -> why its second moments of layers' inputs do not fit the others'.
+
+    All networks began alike and see images of one kind, so the inputs of a layer are of similar size everywhere;
+    whoever claims far larger ones outweighs everybody in fusions by second moments.
+    """
+    if "gram" not in uploads.offered or len(uploads) < LEAST_HOLDERS:
+        return {}
+    sizes = []
+    for upload in uploads:
+        factors = upload.evidence(INPUTS)
+        sizes.append([float(unpack_symmetric(factor).trace()) for _, factor in sorted(factors.items())])
+    size = torch.tensor(sizes, dtype=torch.float64)
+    times = (size / size.median(0).values.clamp(min=1e-30)).amax(1)
+    return {
+        upload.client: f"what enters its layers is {float(times[row]):.2g} times as large as usual"
+        for row, upload in enumerate(uploads)
+        if float(times[row]) > LOUD
+    }

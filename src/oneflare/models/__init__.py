@@ -1,0 +1,21 @@
+"""The global model: what a fusion returns, the rules by which members are combined, files, ONNX, predicting, HTTP."""
+
+from oneflare.models import rules  # noqa: F401  (registers the rules that model files may name)
+from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
+from oneflare.models.base import Cost, GlobalModel, SingleModel, Task
+from oneflare.models.loading import load_model
+from oneflare.models.members import Member, MemberModel, logits_of_all, rule
+
+__all__ = [
+    "AnalyticMemberModel",
+    "AnalyticModel",
+    "Cost",
+    "GlobalModel",
+    "Member",
+    "MemberModel",
+    "SingleModel",
+    "Task",
+    "load_model",
+    "logits_of_all",
+    "rule",
+]

@@ -1,0 +1,156 @@
+"""Global models: what fusion returns and everybody uses to predict.
+
+A `SingleModel` is one network. A `MemberModel` keeps the clients' encoders and a `Rule` that combines their features;
+it streams: one encoder in memory at a time, all images through it, then the next. Several member models over the same
+uploads are evaluated in one pass (`logits_of_all`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from oneflare.core.files import save_state
+from oneflare.data import ImageSpec, prepare
+from oneflare.errors import DataError
+from oneflare.nn import PrototypeNetwork
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model classifies, and with which encoder."""
+
+    encoder: dict[str, Any]
+    image: ImageSpec
+    classes: tuple[str, ...]
+    dim: int
+
+    def to_dict(self) -> dict[str, Any]:
+        pixels = self.image.pixels
+        image = self.image.to_dict()
+        if pixels is not None:  # always written out: without it, a file is from before there was such a rule
+            image["pixels"] = pixels.model_dump(mode="json", exclude_none=True)
+        return {
+            "encoder": self.encoder,
+            "image": image,
+            "classes": list(self.classes),
+            "dim": self.dim,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Task:
+        image = ImageSpec.from_dict(value["image"])
+        if "pixels" not in value["image"]:
+            image = replace(image, pixels=None)
+        return cls(dict(value["encoder"]), image, tuple(value["classes"]), int(value["dim"]))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one prediction takes."""
+
+    parameters: int
+    forward_passes: int
+
+
+KINDS: dict[str, type[GlobalModel]] = {}
+
+
+class GlobalModel(ABC):
+    """A classifier for raw images `(n, c, h, w)`, uint8 or floats in [0, 1]; `KINDS` lists those a file may name."""
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        KINDS[cls.kind] = cls
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @property
+    @abstractmethod
+    def cost(self) -> Cost: ...
+
+    @abstractmethod
+    def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        """`(n, C)`"""
+
+    @abstractmethod
+    def state(self, reference_from: Path | None) -> dict[str, Any]:
+        """Everything but the task, for the model file."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(
+        cls, task: Task, state: Mapping[str, Any], encoder: Callable[[], nn.Module], source: Path
+    ) -> GlobalModel:
+        """The model of a file; `encoder` makes an empty one, `source` is where the file is."""
+
+    def predict_proba(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        return self.logits(images, batch_size).softmax(1)
+
+    def predict(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        return self.logits(images, batch_size).argmax(1)
+
+    def save(self, path: Path, *, embed: bool = True) -> None:
+        """One file. Without `embed`, members stay where they are and are referred to by relative path and digest."""
+        state = self.state(None if embed else path.parent)
+        save_state(path, {"kind": self.kind, "task": self.task.to_dict(), "state": state})
+
+    def rehearsal(self) -> Tensor:
+        """Logits `(1, C)` of a blank image, for checking a file that was just read."""
+        return self.logits(self.blank_image())
+
+    def blank_image(self) -> Tensor:
+        image = self.task.image
+        return torch.zeros(1, image.channels, image.size, image.size, dtype=torch.uint8)
+
+    def check_images(self, images: Tensor) -> None:
+        wanted = (self.task.image.channels, self.task.image.size, self.task.image.size)
+        if images.ndim != 4 or tuple(images.shape[1:]) != wanted:
+            raise DataError(f"images of shape {tuple(images.shape)} do not fit; the model takes (n, *{wanted})")
+
+
+class SingleModel(GlobalModel):
+    """One network, the cheapest to deploy."""
+
+    kind = "single"
+
+    def __init__(self, task: Task, network: PrototypeNetwork) -> None:
+        super().__init__(task)
+        self.network = network.eval()
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(sum(p.numel() for p in self.network.parameters()), 1)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        self.check_images(images)
+        parts = [
+            self.network(prepare(batch, self.task.image)) @ self.network.prototypes.T
+            for batch in images.split(batch_size)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, len(self.task.classes))
+
+    def state(self, reference_from: Path | None) -> dict[str, Any]:
+        del reference_from
+        return {"network": dict(self.network.state_dict())}
+
+    @classmethod
+    def from_state(
+        cls, task: Task, state: Mapping[str, Any], encoder: Callable[[], nn.Module], source: Path
+    ) -> SingleModel:
+        del source
+        network = PrototypeNetwork(encoder(), torch.zeros(len(task.classes), task.dim))
+        network.load_state_dict(state["network"])
+        return cls(task, network)

@@ -1,0 +1,150 @@
+"""A global model as one ONNX graph, checked against the model itself before it is written."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oneflare.core.files import write_bytes
+from oneflare.core.seeds import torch_generator
+from oneflare.data.dataset import normalise
+from oneflare.errors import ConfigError, RunError
+from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
+from oneflare.models.base import GlobalModel, SingleModel
+from oneflare.models.members import MemberModel, added
+from oneflare.nn.feature_maps import Bounded, RandomConv
+
+TOLERANCE = 1e-4
+"""largest difference of a probability between the graph and the model"""
+OPSET = 18
+CHECKED_BATCHES = (1, 5)
+REMEDY = "fuse again with a fusion that gives one network, such as average or regmean"
+INPUT, LOGITS, PROBABILITIES = "images", "logits", "probabilities"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A graph that was written, and how far it is from the model."""
+
+    path: Path
+    size_bytes: int
+    difference: float
+    """largest difference of a probability on test batches"""
+
+
+class Graph(nn.Module):
+    """images `(n, c, h, w)` in [0, 1] -> logits and probabilities `(n, C)`, with the pixel convention inside."""
+
+    def __init__(self, model: GlobalModel) -> None:
+        super().__init__()
+        self.image = model.task.image
+        self.model = [model]  # in a list: it is no submodule
+        self.encoders = nn.ModuleList()
+        if isinstance(model, SingleModel):
+            self.network = model.network
+        elif isinstance(model, MemberModel):
+            for member in model.members:
+                encoder = copy.deepcopy(model.encoder)
+                encoder.load_state_dict(dict(member.weights()))
+                self.encoders.append(encoder.eval())
+        elif not isinstance(model, AnalyticModel):
+            raise ConfigError(f"a model of kind '{model.kind}' cannot be exported; {REMEDY}")
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        model = self.model[0]
+        if isinstance(model, AnalyticModel):
+            logits = _analytic(model, images)
+        elif isinstance(model, SingleModel):
+            logits = self.network(normalise(images, self.image)) @ self.network.prototypes.T
+        else:
+            assert isinstance(model, MemberModel)
+            logits = self._members(model, images)
+        return logits, logits.softmax(1)
+
+    def _members(self, model: MemberModel, images: Tensor) -> Tensor:
+        state = model.rule.start(images.shape[0])
+        if isinstance(model, AnalyticMemberModel):
+            state[:, 0] = _analytic(model.analytic, images).log_softmax(1)
+        inputs = normalise(images, self.image)
+        for index, encoder in enumerate(self.encoders):
+            state = added(model.rule, state, index, encoder(inputs).float())
+        return model.rule.finish(state)
+
+
+def _analytic(model: AnalyticModel, images: Tensor) -> Tensor:
+    """The analytic logits without the blocks of images that fix its rounding."""
+    features = model.features
+    inner = features.features if isinstance(features, Bounded) else features
+    if not isinstance(inner, RandomConv):
+        raise ConfigError(f"features '{model.spec['name']}' cannot be exported; {REMEDY}")
+    phi = inner.traced(images)
+    if isinstance(features, Bounded):
+        phi = features.shorten(phi)
+    return phi @ model.weight + model.bias
+
+
+def export_onnx(model: GlobalModel, path: Path) -> Exported:
+    """Write the model as ONNX if, and only if, onnxruntime agrees with it."""
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError:
+        raise ConfigError("export needs onnx and onnxruntime; pip install 'oneflare[onnx]'") from None
+    graph = Graph(model).eval()
+    content = _trace(graph, model)
+    proto = onnx.load_from_string(content)
+    for key, value in (("classes", "\n".join(model.task.classes)), ("producer", "oneflare")):
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, value
+    content = proto.SerializeToString()
+    onnx.checker.check_model(proto)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    difference = max(_difference(model, session, batch) for batch in CHECKED_BATCHES)
+    if not difference <= TOLERANCE:
+        raise RunError(f"the exported graph differs from the model by {difference:.2g}; nothing was written")
+    write_bytes(path, content)
+    return Exported(path, len(content), difference)
+
+
+def _trace(graph: Graph, model: GlobalModel) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # about constants that are meant to be constants
+            torch.onnx.export(
+                graph,
+                (_example(model, 2),),
+                buffer,  # type: ignore[arg-type]
+                input_names=[INPUT],
+                output_names=[LOGITS, PROBABILITIES],
+                dynamic_axes={name: {0: "n"} for name in (INPUT, LOGITS, PROBABILITIES)},
+                opset_version=OPSET,
+                dynamo=False,
+            )
+    except (ConfigError, RunError):
+        raise
+    except Exception as error:  # the exporter raises many kinds; all mean that an operation has no ONNX form
+        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"this model has no ONNX form ({reason}); {REMEDY}") from None
+    return buffer.getvalue()
+
+
+def _example(model: GlobalModel, batch: int) -> Tensor:
+    image = model.task.image
+    shape = (batch, image.channels, image.size, image.size)
+    return torch.rand(shape, generator=torch_generator(0, "onnx check", batch))
+
+
+def _difference(model: GlobalModel, session: Any, batch: int) -> float:
+    images = _example(model, batch)
+    probabilities = torch.from_numpy(session.run([PROBABILITIES], {INPUT: images.numpy()})[0])
+    return float((probabilities - model.predict_proba(images)).abs().max())

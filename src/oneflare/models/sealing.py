@@ -1,0 +1,96 @@
+"""The coordinator's signatures of what a fusion gives: the model, its card and the result, each in a file beside it.
+
+`model.safetensors.sig` is one JSON object: what kind of file was signed, for which federation, when, its SHA-256, the
+public key, and an Ed25519 signature over the digest of all of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oneflare.core.files import digest_of, read_regular, write_json
+from oneflare.core.plain import plain
+from oneflare.core.strict import strict_json
+from oneflare.errors import RunError
+from oneflare.upload.signing import SigningKey, verify
+
+SUFFIX = ".sig"
+MODELS = "models"
+MESSAGE = b"oneflare file "
+SIZE_LIMIT = 10_000
+KINDS = ("model", "card", "result")
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Who vouches for a file, and as what."""
+
+    kind: str
+    file: str
+    """its place in the federation's folder"""
+    federation: str
+    """fingerprint of the terms"""
+    signed: str
+    """when, UTC"""
+    sha256: str
+    key: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(asdict(self))
+
+
+def seal_path(path: Path) -> Path:
+    return path.with_name(path.name + SUFFIX)
+
+
+def seal(path: Path, key: SigningKey, *, kind: str, federation: str, signed: str) -> Path:
+    """Sign a file as it is now; the signature is written beside it."""
+    made = Seal(kind, _place(path), federation, signed, hashlib.sha256(path.read_bytes()).hexdigest(), key.public)
+    write_json(seal_path(path), asdict(made) | {"signature": key.sign(made.digest, MESSAGE)})
+    return seal_path(path)
+
+
+def check_seal(path: Path, content: bytes, public: str, kind: str, federation: str | None = None) -> Seal:
+    """Refuse bytes that the owner of `public` has not signed as this kind of file of this federation.
+
+    path: where the bytes come from; the signature is the file beside it. With a federation, the path is taken to be in
+    its folder, where the file must also have the place that it was signed for.
+    """
+    place = seal_path(path)
+    if not place.exists():
+        raise RunError(f"{path}: is not signed, although the coordinator's key is known; ask for it with {place.name}")
+    made, signature = _read(place)
+    if made.key != public or not verify(public, signature, made.digest, MESSAGE):
+        raise RunError(f"{path}: is not signed by the coordinator's key {public}; ask the coordinator for it again")
+    if made.sha256 != hashlib.sha256(content).hexdigest():
+        raise RunError(f"{path}: was changed after the coordinator signed it; ask the coordinator for the file again")
+    if made.kind != kind or federation not in (None, made.federation):
+        what = f"a {made.kind}" if made.kind != kind else "a model of another federation"
+        raise RunError(f"{path}: the coordinator signed it as {what}; ask the coordinator for the right file")
+    if federation is not None and made.file != _place(path):
+        raise RunError(
+            f"{path}: the coordinator signed it as {plain(made.file, 80)}, not as {_place(path)}; fuse again"
+        )
+    return made
+
+
+def _place(path: Path) -> str:
+    """A federation's models lie in its folder, or in the folder `models` there."""
+    return f"{MODELS}/{path.name}" if path.parent.name == MODELS else path.name
+
+
+def _read(place: Path) -> tuple[Seal, str]:
+    damaged = RunError(f"{place}: is not a signature of a OneFlare coordinator; ask for the file again")
+    try:
+        content: Any = strict_json(read_regular(place, SIZE_LIMIT))
+    except ValueError:
+        raise damaged from None
+    fields = {*Seal.__dataclass_fields__, "signature"}
+    if not isinstance(content, dict) or set(content) != fields or not all(isinstance(v, str) for v in content.values()):
+        raise damaged
+    signature = content.pop("signature")
+    return Seal(**content), signature

@@ -1,0 +1,1 @@
+"""A model over HTTP: the application, its limits, and what it accepts as a request."""

@@ -1,0 +1,1 @@
+"""One experiment on one machine: its stages, where clients run, who watches, what is kept."""

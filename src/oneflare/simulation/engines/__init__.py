@@ -1,0 +1,5 @@
+"""Where clients run."""
+
+from oneflare.simulation.engines.local import default_workers, map_tasks
+
+__all__ = ["default_workers", "map_tasks"]

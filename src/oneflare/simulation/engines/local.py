@@ -1,0 +1,196 @@
+"""A pool of worker processes, one thread each.
+
+Workers are forked where that is safe (Linux without a GPU): they start at once, share the images by copy-on-write and
+need nothing pickled. A worker that dies takes only its own task with it, which is tried once more; when the main
+process dies, its workers follow, so a restarted run never meets an old one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from oneflare.core.frames import keep_lines, move_lines
+from oneflare.core.plugins import load_plugins
+from oneflare.errors import OneFlareError, RunError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Report = Callable[[Any], None]
+Work = Callable[[Task, Report], Result]
+
+ATTEMPTS = 2
+
+
+def default_workers() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _ignore(task: Any, content: Any) -> None:
+    del task, content
+
+
+def map_tasks(
+    work: Work[Task, Result],
+    tasks: Sequence[Task],
+    *,
+    workers: int,
+    on_report: Callable[[Task, Any], None] = _ignore,
+    on_result: Callable[[Task, Result], None] = _ignore,
+) -> list[Result]:
+    """Run `work` on every task, in order of the list as workers become free; results in the order of tasks.
+
+    `work` gets the task and a function that reports progress to `on_report` in this process.
+    """
+    if workers <= 1 or len(tasks) <= 1:
+        results = []
+        for task in tasks:
+            result = work(task, lambda message, task=task: on_report(task, message))  # type: ignore[misc]
+            on_result(task, result)
+            results.append(result)
+        return results
+    return _Pool(work, tasks, min(workers, len(tasks))).run(on_report, on_result)
+
+
+def run_apart(work: Callable[[Report], Result], on_report: Callable[[Any], None]) -> Result:
+    """Run one piece of work in a process of its own, which ends with this one, and report to `on_report` here."""
+    pool = _Pool(_call, [work], 1)
+    (result,) = pool.run(lambda _, message: on_report(message), _ignore)
+    return result  # type: ignore[no-any-return]
+
+
+def _call(work: Callable[[Report], Result], report: Report) -> Result:
+    return work(report)
+
+
+@dataclass
+class _Worker:
+    process: Any
+    connection: Connection
+    task: int | None = None
+
+
+class _Pool:
+    def __init__(self, work: Work[Any, Any], tasks: Sequence[Any], workers: int) -> None:
+        self.context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
+        self.work = work
+        self.tasks = tasks
+        self.waiting = deque(range(len(tasks)))
+        self.attempts = [0] * len(tasks)
+        self.results: dict[int, Any] = {}
+        self.workers = [self._start() for _ in range(workers)]
+
+    def _start(self) -> _Worker:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=_serve, args=(theirs, self.work, self.tasks), daemon=True)  # type: ignore[attr-defined]
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def run(self, on_report: Callable[[Any, Any], None], on_result: Callable[[Any, Any], None]) -> list[Any]:
+        try:
+            for worker in self.workers:
+                self._give(worker)
+            while len(self.results) < len(self.tasks):
+                self._collect(on_report, on_result)
+            return [self.results[index] for index in range(len(self.tasks))]
+        finally:
+            self._stop()
+
+    def _give(self, worker: _Worker) -> None:
+        worker.task = self.waiting.popleft() if self.waiting else None
+        if worker.task is not None:
+            self.attempts[worker.task] += 1
+            worker.connection.send(worker.task)
+
+    def _collect(self, on_report: Callable[[Any, Any], None], on_result: Callable[[Any, Any], None]) -> None:
+        busy = [worker for worker in self.workers if worker.task is not None]
+        ready = wait([worker.connection for worker in busy] + [worker.process.sentinel for worker in busy])
+        for worker in busy:
+            if worker.connection in ready and worker.connection.poll():
+                try:
+                    kind, content = worker.connection.recv()
+                except EOFError:
+                    self._replace(worker)
+                    continue
+                assert worker.task is not None
+                task = self.tasks[worker.task]
+                if kind == "report":
+                    on_report(task, content)
+                elif kind == "result":
+                    self.results[worker.task] = content
+                    on_result(task, content)
+                    self._give(worker)
+                else:
+                    raise content
+            elif worker.process.sentinel in ready:
+                self._replace(worker)
+
+    def _replace(self, worker: _Worker) -> None:
+        """Its task is tried again in a new worker; a task that kills two workers ends the run."""
+        worker.process.join()
+        assert worker.task is not None
+        if self.attempts[worker.task] >= ATTEMPTS:
+            code = worker.process.exitcode
+            cause = "was killed (out of memory?)" if code == -signal.SIGKILL else f"ended with code {code}"
+            raise RunError(f"a worker process {cause} twice on the same task; set workers=1 and run again to go on")
+        self.waiting.appendleft(worker.task)
+        self.workers[self.workers.index(worker)] = replacement = self._start()
+        self._give(replacement)
+
+    def _stop(self) -> None:
+        for worker in self.workers:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in self.workers:
+            worker.process.join()
+
+
+def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any]) -> None:
+    import torch
+
+    load_plugins()  # a spawned worker starts without the parts of the user's modules
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    while True:
+        try:
+            index = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = ("result", work(tasks[index], lambda message: connection.send(("report", message))))
+        except OneFlareError as error:
+            answer = ("error", error)
+        except Exception as error:  # carried to the main process, where it is raised
+            answer = ("error", _portable(error))
+        connection.send(answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error with the lines of its traceback; one of a kind that cannot be sent is replaced by its words."""
+    keep_lines(error)
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a class of the user's own raises here
+        words = RuntimeError(f"{type(error).__name__}: {error}")
+        move_lines(error, words)
+        return words
+    return error
+
+
+def _follow_parent() -> None:
+    parent = mp.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

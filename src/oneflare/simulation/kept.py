@@ -1,0 +1,110 @@
+"""What earlier commands have left in files, and whether it still counts: today's code may give other figures.
+
+Uploads depend on the code of training, figures also on the code of fusion; both are recorded beside them. A run whose
+training code has changed is kept under its name and a new one begins; figures whose fusion code has changed are made
+anew from the same uploads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from oneflare import _version
+from oneflare.core.config import CodeConfig, Experiment, read_yaml
+from oneflare.core.files import read_json, write_json
+from oneflare.data import Dataset
+from oneflare.errors import ConfigError, RunError
+from oneflare.fusion import UploadSet, outdated, recorded_code
+from oneflare.metrics import diagnose
+
+EXPERIMENT = "experiment.yaml"
+Say = Callable[[str], None]
+
+
+def say_if_outdated(path: Path, spec: Mapping[str, Any], say: Say) -> None:
+    """Tell the user that figures are there which do not count, and why."""
+    reason = outdated(read_json(path), spec) if path.exists() else None
+    if reason is not None:
+        say(f"{spec['name']}: its figures were made {reason}; they are made anew from the same uploads")
+
+
+def diagnose_into(path: Path, uploads: UploadSet, dataset: Dataset) -> dict[str, Any]:
+    """The geometry of these uploads on the test images, kept in a file; one of another arithmetic is made anew."""
+    found: dict[str, Any] = read_json(path) if path.exists() else {}
+    if not found or recorded_code(found)["arithmetic"] != _version.FUSION_ARITHMETIC:
+        measured = diagnose(uploads, dataset.test.images, dataset.test.labels).to_dict()
+        found = measured | {"code": {"arithmetic": _version.FUSION_ARITHMETIC}}
+        write_json(path, found)
+    return found
+
+
+def check_figures(folder: Path, content: Mapping[str, Any]) -> None:
+    """Refuse a result whose figures today's arithmetic would not give; content: what its `result.json` says."""
+    training, fusion = _version.TRAINING_ARITHMETIC, _version.FUSION_ARITHMETIC
+    trained = CodeConfig.recorded(content.get("code")).arithmetic
+    if trained != training:
+        raise RunError(
+            f"{folder} was trained with version {trained} of OneFlare's training arithmetic (today: {training}), "
+            "so its figures are not today's; run the experiment again in another folder"
+        )
+    for name, metrics in content["fusions"].items():
+        fused = recorded_code(metrics)["arithmetic"]
+        if fused != fusion:
+            raise RunError(
+                f"{folder}: the figures of {name} were made with version {fused} of OneFlare's fusion arithmetic "
+                f"(today: {fusion}); run the same command again, which makes them anew from the same uploads"
+            )
+
+
+def recorded_experiment_code(folder: Path) -> CodeConfig:
+    """The code with which a run folder was made."""
+    path = folder / EXPERIMENT
+    try:
+        return CodeConfig.recorded(read_yaml(path).get("code"))
+    except ValidationError:
+        raise RunError(f"{path}: 'code' is not what OneFlare wrote; restore the file or choose another --out") from None
+
+
+def say_what_changed(runs: Iterable[tuple[Path, Experiment]], say: Say) -> None:
+    """Where a new folder is begun only because code has changed since an older one was made, name both, once.
+
+    runs: the folders about to be used, with their experiments.
+    """
+    said: set[str] = set()
+    for folder, experiment in runs:
+        if (folder / EXPERIMENT).exists():
+            continue
+        for older in _older(folder, experiment):
+            changed = " and another ".join(experiment.code.differences(recorded_experiment_code(older)))
+            if changed and changed not in said:
+                said.add(changed)
+                say(f"{older} was made with another {changed}; it is kept, and a new run begins in {folder}")
+            break
+
+
+def _older(folder: Path, experiment: Experiment) -> Iterator[Path]:
+    """Folders of runs with the same settings, newest first; names differ in the digest at the end alone."""
+    within = folder if _stem(folder) else folder.parent  # the runs of a comparison lie one deeper
+    stem = _stem(within)
+    if stem is None or not within.parent.is_dir():
+        return
+    inside = folder.relative_to(within)
+    others = [place / inside for place in within.parent.iterdir() if place != within and _stem(place) == stem]
+    others = [place for place in others if (place / EXPERIMENT).exists()]
+    for place in sorted(others, key=lambda place: (place / EXPERIMENT).stat().st_mtime, reverse=True):
+        try:
+            before = Experiment.model_validate(read_yaml(place / EXPERIMENT))
+        except (ConfigError, ValidationError):
+            continue
+        if before.settings_digest() == experiment.settings_digest():
+            yield place
+
+
+def _stem(folder: Path) -> str | None:
+    found = re.fullmatch(r"(.+)-[0-9a-f]{8,10}", folder.name)
+    return None if found is None else found[1]

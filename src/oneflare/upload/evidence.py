@@ -1,0 +1,175 @@
+"""What a client can measure of its finished network on its own images, so that a server may fuse by more than sizes.
+
+Measured once, in evaluation mode, on the images as they are (no augmentation), with the loss
+
+    l(x, y) = cross-entropy of z P^T,    z = f(x)/|f(x)|
+
+and means over the client's n images. A linear map is a linear or convolutional layer of the encoder, or the
+prototypes: s = W a, with W `(outputs, inputs)` and, where the layer has a bias, a last column for it and a last 1 in a.
+A convolution is the same W at every place t of the image, a_t the patch there.
+
+    moments       mean and variance of z, each `(d,)`
+    class_means   mean z of each class, `(C, d)`; zero where the client has no image of the class
+    fisher        F = E[(dl/dw)^2] for every weight w (diagonal empirical Fisher)
+    gram          A = E[sum_t a_t a_t^T] of every linear map: X^T X / n
+    kronecker     A, and G = E[mean_t g_t g_t^T] with g_t = dl/ds_t: F of a layer is about A (x) G (K-FAC)
+
+Symmetric matrices travel as their upper triangle, so whoever has `kronecker` also has `gram`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from oneflare.nn import PrototypeNetwork
+from oneflare.upload.statistics import ROUNDING, positive, symmetric, triangle, triangle_size
+
+EVIDENCE = {
+    "moments": "mean and variance of the unit features",
+    "class_means": "mean unit feature of each class",
+    "fisher": "diagonal empirical Fisher information of the weights",
+    "gram": "second moments of what enters every linear map",
+    "kronecker": "Kronecker factors of every linear map's Fisher information",
+}
+IMPLIED = {"kronecker": "gram"}
+"""what comes with it"""
+
+LABELLED = ("class_means", "fisher", "kronecker")
+"""what is measured with the images' labels, so that it tells which classes there are"""
+
+MEAN, VARIANCE, CLASS_MEANS = "moments.mean", "moments.variance", "class_means"
+FISHER, INPUTS, GRADIENTS = "fisher.", "inputs.", "gradients."
+FIELDS = {"moments.": "moments", CLASS_MEANS: CLASS_MEANS, FISHER: "fisher", INPUTS: "gram", GRADIENTS: "kronecker"}
+"""how tensors' names begin -> the evidence they are part of"""
+HEAD = "prototypes"
+SLACK = 1e-3
+"""of what rounding may break"""
+
+
+def offers(names: Iterable[str]) -> frozenset[str]:
+    """What uploads with this evidence hold."""
+    names = set(names)
+    return frozenset(names | {IMPLIED[name] for name in names & set(IMPLIED)})
+
+
+def linear_maps(network: PrototypeNetwork) -> dict[str, nn.Module | None]:
+    """Linear maps by name, the prototypes (no module of their own) last.
+
+    Grouped convolutions and unusual paddings are not one matrix on patches, and are left out.
+    """
+    found: dict[str, nn.Module | None] = {}
+    for name, module in network.encoder.named_modules():
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and _plain(module)):
+            found[f"encoder.{name}" if name else "encoder"] = module
+    return {**found, HEAD: None}
+
+
+def _plain(module: nn.Conv2d) -> bool:
+    return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+
+
+def map_shape(network: PrototypeNetwork, module: nn.Module | None) -> tuple[int, int]:
+    """(outputs, inputs) of W, a bias counted as one more input"""
+    weight = network.prototypes if module is None else module.weight
+    assert isinstance(weight, Tensor)
+    return len(weight), weight[0].numel() + int(module is not None and module.bias is not None)
+
+
+def map_matrix(state: Mapping[str, Tensor], name: str) -> Tensor:
+    """W of a linear map from the network's state, float64."""
+    if name == HEAD:
+        return state[HEAD].double()
+    weight, bias = state[f"{name}.weight"].double().flatten(1), state.get(f"{name}.bias")
+    return weight if bias is None else torch.cat([weight, bias.double()[:, None]], dim=1)
+
+
+def map_state(matrix: Tensor, name: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `map_matrix`: the tensors of the state that W fills."""
+    if name == HEAD:
+        return {HEAD: matrix}
+    weight = like[f"{name}.weight"]
+    inputs = weight[0].numel()
+    filled = {f"{name}.weight": matrix[:, :inputs].reshape(weight.shape)}
+    return filled | ({f"{name}.bias": matrix[:, inputs]} if f"{name}.bias" in like else {})
+
+
+def layout(network: PrototypeNetwork, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that an upload with this evidence holds."""
+    classes, dim = network.prototypes.shape
+    offered = offers(names)
+    shapes: dict[str, tuple[int, ...]] = {}
+    if "moments" in offered:
+        shapes |= {MEAN: (dim,), VARIANCE: (dim,)}
+    if "class_means" in offered:
+        shapes[CLASS_MEANS] = (classes, dim)
+    if "fisher" in offered:
+        shapes |= {FISHER + name: tuple(tensor.shape) for name, tensor in network.named_parameters()}
+    for name, module in linear_maps(network).items():
+        outputs, inputs = map_shape(network, module)
+        if "gram" in offered:
+            shapes[INPUTS + name] = (triangle_size(inputs),)
+        if "kronecker" in offered:
+            shapes[GRADIENTS + name] = (triangle_size(outputs),)
+    return shapes
+
+
+def unpack_symmetric(values: Tensor) -> Tensor:
+    """The matrix whose upper triangle is given, float64."""
+    dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
+    upper = torch.zeros(dim, dim, dtype=torch.float64)
+    upper[triangle(dim)] = values.double()
+    return symmetric(upper)
+
+
+MOST = {FISHER + HEAD: 1.0, INPUTS + HEAD: 1.0, GRADIENTS + HEAD: 2.0}
+"""Largest number, or sum of the diagonal: features z have length one, and |p - y|^2 <= 2 for probabilities p."""
+
+
+def complaint(tensors: Mapping[str, Tensor], counts: Tensor | None) -> str | None:
+    """What no network and no images could give, in evidence whose names, shapes and types are right; else None.
+
+    The values are known to be finite. counts: of the classes, or None where they were withheld.
+    """
+    for name, tensor in tensors.items():
+        if name.startswith((INPUTS, GRADIENTS)):
+            reason = _factor_complaint(unpack_symmetric(tensor), MOST.get(name))
+        elif name == VARIANCE or name.startswith(FISHER):
+            negative = bool((tensor < 0).any())
+            reason = "has a negative number" if negative else _too_large(float(tensor.max()), MOST.get(name))
+        else:
+            longest = float(tensor.double().norm(dim=-1).max())
+            reason = "is longer than a mean of unit features can be" if longest > 1 + SLACK else None
+        if reason is not None:
+            return f"{name} {reason}"
+    if CLASS_MEANS in tensors and counts is not None and bool((tensors[CLASS_MEANS][counts == 0] != 0).any()):
+        return f"{CLASS_MEANS} has a mean of a class without images"
+    if MEAN in tensors and VARIANCE in tensors:
+        square = float(tensors[MEAN].double().square().sum() + tensors[VARIANCE].double().sum())
+        if square > 1 + SLACK:
+            return f"{VARIANCE} and {MEAN} belong to features of mean square {square:.3g}, where unit features have 1"
+    return None
+
+
+def _factor_complaint(matrix: Tensor, most: float | None) -> str | None:
+    """Of a matrix of second moments, which has no negative eigenvalue."""
+    diagonal = matrix.diagonal()
+    if bool((diagonal < 0).any()):
+        return "has a negative number on its diagonal"
+    bound = diagonal.sqrt()
+    if bool((matrix.abs() > (1 + SLACK) * bound[:, None] * bound + 1e-30).any()):
+        return "has a product larger than its squares allow"
+    alive = bound > 0
+    scale = 1 / bound[alive]
+    slack = SLACK + 4 * ROUNDING * len(matrix)
+    if bool(alive.any()) and not positive(matrix[alive][:, alive] * scale[:, None] * scale, slack):
+        return "is not positive semidefinite, which second moments are"
+    return _too_large(float(diagonal.sum()), most)
+
+
+def _too_large(value: float, most: float | None) -> str | None:
+    if most is None or value <= (1 + SLACK) * most:
+        return None
+    return f"reaches {value:.3g}, where features of length one allow {most:g}"

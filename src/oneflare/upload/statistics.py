@@ -1,0 +1,300 @@
+"""Sums over a client's images that add up over clients: all that a linear classifier on fixed features needs.
+
+With features phi `(D,)` and classes c a client sends
+
+    G = sum phi phi^T,    b_c = sum of phi over class c,    n_c = images of class c.
+
+The sum over clients is the same whoever holds which image, so what the server solves from it does not depend on the
+split; a client joins by adding its statistics and leaves by subtracting them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oneflare.core.privacy import Privacy
+from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
+
+SCATTER = "scatter"
+SCALE = "scatter#scale"
+SUMS = "sums"
+COUNTS = "counts"
+INT16_STEPS = 32767
+VANISHING = 1e-12
+"""a feature whose variance is below this part of its square is constant"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all members agreed on: which features, how precise, how private."""
+
+    feature_map: dict[str, Any]
+    fingerprint: str
+    dim: int
+    dtype: str = "float32"
+    privacy: Privacy | None = None
+
+    @classmethod
+    def of(
+        cls,
+        feature_map: dict[str, Any],
+        channels: int,
+        size: int,
+        dtype: str = "float32",
+        privacy: Privacy | None = None,
+    ) -> Plan:
+        features = build_feature_map(feature_map, channels, size, None if privacy is None else privacy.clip)
+        numbers = features.dim * (features.dim + 1) // 2
+        check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
+        return cls(feature_map, features.fingerprint(), features.dim, dtype, privacy)
+
+    @property
+    def bound(self) -> float | None:
+        """The largest norm of an image's features."""
+        return None if self.privacy is None else self.privacy.clip
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Additive sums, float64."""
+
+    gram: Tensor
+    """`(D, D)` G"""
+    sums: Tensor
+    """`(C, D)` rows b_c"""
+    counts: Tensor
+    """`(C,)` n_c"""
+
+    @classmethod
+    def zeros(cls, dim: int, classes: int) -> Statistics:
+        shapes = (dim, dim), (classes, dim), (classes,)
+        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(self.gram + other.gram, self.sums + other.sums, self.counts + other.counts)
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        return Statistics(self.gram - other.gram, self.sums - other.sums, self.counts - other.counts)
+
+    @property
+    def samples(self) -> float:
+        return float(self.counts.sum())
+
+
+def symmetric(upper: Tensor) -> Tensor:
+    """The symmetric matrix whose upper triangle is given."""
+    return torch.triu(upper) + torch.triu(upper, 1).T
+
+
+def triangle_size(dim: int) -> int:
+    return dim * (dim + 1) // 2
+
+
+def triangle(dim: int) -> Tensor:
+    return torch.ones(dim, dim, dtype=torch.bool).triu()
+
+
+def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
+    """The tensors of an upload: S = G - n m m^T (upper triangle), class sums, counts.
+
+    Around the mean m, because the mean's outer product would swamp everything else when rounded.
+    float32: S itself. int16: S_ij = s_i s_j q_ij / 32767 with s_i = sqrt(S_ii): a correlation loses at most 2^-16.
+    """
+    scatter = statistics.gram - _mean_part(statistics.sums, statistics.counts)
+    diagonal = scatter.diagonal()
+    constant = diagonal.abs() <= VANISHING * statistics.gram.diagonal().abs()
+    scatter[constant] = 0
+    scatter[:, constant] = 0
+    packed = {SUMS: statistics.sums.float(), COUNTS: statistics.counts.long()}
+    if dtype == "int16":
+        scale = diagonal.clamp(min=0).sqrt().float()
+        inverse = torch.where(scale > 0, 1 / scale.double(), torch.zeros(()))
+        scatter = (scatter * inverse[:, None] * inverse * INT16_STEPS).round().clamp(-INT16_STEPS, INT16_STEPS)
+        packed[SCALE] = scale
+    values = scatter.masked_select(triangle(len(scatter)))
+    packed[SCATTER] = values.to(torch.int16 if dtype == "int16" else torch.float32)
+    return packed
+
+
+def unpack(packed: Mapping[str, Tensor]) -> Statistics:
+    """The statistics of an upload; add them up over clients."""
+    counts, sums = packed[COUNTS].double(), packed[SUMS].double()
+    return Statistics(_scatter(packed) + _mean_part(sums, counts), sums, counts)
+
+
+def _mean_part(sums: Tensor, counts: Tensor) -> Tensor:
+    """n m m^T"""
+    total = sums.double().sum(0)
+    return torch.outer(total, total / max(float(counts.sum()), 1.0))
+
+
+def _scatter(packed: Mapping[str, Tensor]) -> Tensor:
+    dim = packed[SUMS].shape[1]
+    upper = torch.zeros(dim, dim, dtype=torch.float64)
+    upper[triangle(dim)] = packed[SCATTER].double()
+    if SCALE in packed:
+        scale = packed[SCALE].double()
+        upper *= scale[:, None] * scale / INT16_STEPS
+    return symmetric(upper)
+
+
+# ---- what statistics of images must satisfy, whoever sends them
+
+ROUNDING = 2.0**-23
+"""relative, of what is sent as float32, with a factor of two to spare"""
+SLACK = 1e-3
+"""of what summation in another order may break"""
+NOISE_TAIL = 8.0
+"""standard deviations that no honest noise exceeds: once in 10^15 numbers"""
+MOST_IMAGES = 10**9
+"""of a class at one member"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a feature map gives for any image whatever."""
+
+    low: Tensor
+    """`(D,)` float64: the least value of each feature"""
+    high: Tensor
+    """`(D,)` float64: the largest"""
+
+    @classmethod
+    def of(cls, features: FeatureMap) -> Limits:
+        return cls(*feature_range(features))
+
+
+@lru_cache(maxsize=8)
+def _limits(spec: str, channels: int, size: int, bound: float | None) -> Limits:
+    return Limits.of(build_feature_map(json.loads(spec), channels, size, bound))
+
+
+def limits_of(plan: Plan, channels: int, size: int) -> Limits:
+    """The limits of the features that the members agreed on."""
+    return _limits(json.dumps(plan.feature_map, sort_keys=True), channels, size, plan.bound)
+
+
+def complaint(packed: Mapping[str, Tensor], samples: int, limits: Limits, privacy: Privacy | None = None) -> str | None:
+    """What no images could give, in statistics whose names, shapes and types are right; None if nothing is.
+
+    samples: of the manifest; privacy: the agreed noise, which widens every limit.
+    """
+    counts = [int(count) for count in packed[COUNTS].tolist()]  # whole numbers of Python, which do not overflow
+    if min(counts) < 0:
+        return "counts has a negative number"
+    if max(counts) > MOST_IMAGES:
+        return f"counts has a class of {max(counts)} images, more than the plausible {MOST_IMAGES}"
+    if SCALE in packed and bool((packed[SCALE] < 0).any()):
+        return "scatter#scale has a negative deviation"
+    if privacy is not None:
+        return _noised_complaint(packed, counts, samples, privacy)
+    if sum(counts) != samples:
+        return f"counts add up to {sum(counts)} images, the manifest says {samples}"
+    return _sums_complaint(packed, limits) or _scatter_complaint(packed, limits)
+
+
+def _sums_complaint(packed: Mapping[str, Tensor], limits: Limits) -> str | None:
+    counts, sums = packed[COUNTS].double(), packed[SUMS].double()
+    if bool((sums[counts == 0] != 0).any()):
+        return "sums has features of a class without images"
+    means = sums / counts.clamp(min=1)[:, None]
+    slack = SLACK * torch.maximum(limits.low.abs(), limits.high.abs()).clamp(min=SLACK)
+    outside = ((means < limits.low - slack) | (means > limits.high + slack)) & (counts > 0)[:, None]
+    if bool(outside.any()):
+        label, feature = outside.nonzero()[0].tolist()
+        return (
+            f"sums has a class mean of {float(means[label, feature]):.3g} in a feature that lies between "
+            f"{float(limits.low[feature]):.3g} and {float(limits.high[feature]):.3g} for every image"
+        )
+    return None
+
+
+def _scatter_complaint(packed: Mapping[str, Tensor], limits: Limits) -> str | None:
+    counts, sums = packed[COUNTS].double(), packed[SUMS].double()
+    scatter = _scatter(packed)
+    diagonal = scatter.diagonal()
+    if bool((diagonal < 0).any()):
+        return "scatter has a negative variance on its diagonal"
+    bound = diagonal.sqrt()
+    if bool((scatter.abs() > (1 + SLACK) * bound[:, None] * bound + 1e-30).any()):
+        return "scatter has a covariance larger than its variances allow"
+    n = float(counts.sum())
+    mean = sums.sum(0) / n
+    most = n * ((limits.high - mean).clamp(min=0) * (mean - limits.low).clamp(min=0))  # Bhatia and Davis 2000
+    excess = diagonal > (1 + SLACK) * most + SLACK * n * (limits.high - limits.low).square()
+    if bool(excess.any()):
+        worst = int((diagonal / n).where(excess, torch.zeros(())).argmax())
+        return f"scatter has a variance of {float(diagonal[worst]) / n:.3g}, more than its feature can have"
+    if not _within_is_possible(scatter, sums, counts, entry=2.0**-15 if SCALE in packed else ROUNDING):
+        return "scatter and sums contradict each other: no images have these class means and these covariances"
+    return None
+
+
+def _within_is_possible(scatter: Tensor, sums: Tensor, counts: Tensor, entry: float) -> bool:
+    """Whether S - sum_c n_c (m_c - m)(m_c - m)^T, the scatter within classes, is positive semidefinite to rounding.
+
+    Then S is as well, and by Cauchy and Schwarz no class mean is further out than the covariances let it be. In units
+    of the deviations, rounding moves an entry of S by at most `entry`, and a class mean of size m in deviations s by
+    ROUNDING m/s; features that hardly vary (m/s beyond a thousand) are left to the limits on their variance.
+    """
+    n, present = float(counts.sum()), counts > 0
+    mean = sums.sum(0) / n
+    deviation = scatter.diagonal().sqrt()
+    size = (sums[present] / counts[present, None]).abs().amax(0)
+    apart = (counts[present, None] * (sums[present] / counts[present, None] - mean).square()).sum(0)
+    if bool((apart > (1 + SLACK) * scatter.diagonal() + 10 * VANISHING * n * size.square()).any()):
+        return False
+    alive = deviation > SLACK * size * math.sqrt(n)
+    if not bool(alive.any()):
+        return True
+    scale = 1 / deviation[alive]
+    dim = len(scale)
+    offsets = (sums[present][:, alive] / counts[present, None] - mean[alive]) * scale
+    between = offsets.T @ (counts[present, None] * offsets)
+    within = scatter[alive][:, alive] * scale[:, None] * scale - between
+    moved = math.sqrt(n) * float((2 * ROUNDING * size[alive] * scale).norm())
+    slack = 2 * (SLACK + dim * entry + 2 * math.sqrt(dim) * moved + moved**2)
+    return positive(within, slack)
+
+
+def positive(matrix: Tensor, slack: float) -> bool:
+    """Whether a symmetric matrix has no eigenvalue below -slack."""
+    shifted = matrix + slack * torch.eye(len(matrix), dtype=matrix.dtype)
+    return int(torch.linalg.cholesky_ex(shifted).info) == 0
+
+
+def _noised_complaint(packed: Mapping[str, Tensor], counts: list[int], samples: int, privacy: Privacy) -> str | None:
+    """The same of statistics with Gaussian noise: every limit is moved by what no honest noise exceeds.
+
+    Covariances that are stored relative to deviations (int16) lose negative variances, so of their eigenvalues nothing
+    is known.
+    """
+    sigma, bound = privacy.noise, privacy.clip
+    dim, missing = packed[SUMS].shape[1], 2 * NOISE_TAIL * sigma + 1  # images that noise may have taken off a count
+    if sum(counts) > 2 * samples + len(counts) * missing:
+        return f"counts add up to {sum(counts)} images, more than the manifest's {samples} and the noise explain"
+    lengths = packed[SUMS].double().norm(dim=1)
+    allowed = bound * (torch.tensor(counts).double() + missing + sigma * (math.sqrt(dim) + NOISE_TAIL))
+    if bool((lengths > (1 + SLACK) * allowed).any()):
+        label = int((lengths / allowed).argmax())
+        return f"sums has a class of length {float(lengths[label]):.3g}, more than {float(allowed[label]):.3g}"
+    gram = unpack(packed).gram / bound**2
+    images = sum(counts) + len(counts) * missing
+    cut = dim if SCALE in packed else math.sqrt(dim)
+    if float(gram.trace()) > (1 + SLACK) * images + NOISE_TAIL * sigma * cut:
+        return f"scatter has squares that add up to {float(gram.trace()):.3g}, more than {images:.0f} images can have"
+    spread = sigma * (math.sqrt(2 * dim) + NOISE_TAIL) + SLACK * (1 + sum(counts))
+    if SCALE not in packed and not positive(gram, spread):
+        return "scatter is further from positive semidefinite than the noise explains"
+    return None

@@ -1,0 +1,249 @@
+"""Parts from a user's own module: registered by import, chosen by name, used in every process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from oneflare.core.files import write_json
+from oneflare.nn import bfloat16
+from oneflare.nn.bfloat16 import measured, reference
+
+MODULE = '''
+import torch
+from torch import nn
+from oneflare.fusion.base import FUSIONS
+from oneflare.fusion.features.sums import CountPrototypes
+from oneflare.methods import Method, register
+from oneflare.nn.encoders import ENCODERS
+
+
+@ENCODERS.register("flat")
+class Flat(nn.Module):
+    """one linear layer on the pixels"""
+
+    def __init__(self, channels, *, dim: int = 12):
+        super().__init__()
+        self.layer = nn.LazyLinear(dim) if channels is None else nn.Linear(channels * 64, dim)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+
+@FUSIONS.register("mine")
+class Mine(CountPrototypes):
+    """counted prototypes under another name"""
+
+
+recipe = {"encoder": {"name": "flat"}, "fusions": ["mine", "ensemble"]}
+register(Method("own", "a method of the user's", "mine", recipe))
+'''
+
+
+def oneflare(folder, *words, **environment):
+    import os
+
+    command = [sys.executable, "-m", "oneflare.cli.main", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def test_a_module_of_the_user_adds_encoder_fusion_and_method(tmp_path):
+    (tmp_path / "parts.py").write_text(MODULE)
+    listed = oneflare(tmp_path, "--plugin", "parts", "methods", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert "own" in [method["name"] for method in json.loads(listed.stdout)]
+    words = ("run", "method=own", "epochs=1", "clients=2", "workers=2", "--json", "--quiet", "--out", "run")
+    ran = oneflare(tmp_path, "--plugin", "parts", *words)
+    assert ran.returncode == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["headline"] == "mine"
+    assert content["encoder"]["name"] == "flat"
+    again = oneflare(tmp_path, "fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts")
+    assert again.returncode == 0, again.stderr
+    listed = json.loads(oneflare(tmp_path, "--plugin", "parts", "methods", "--json").stdout)
+    own = {(row["kind"], row["name"]) for row in listed if row.get("module") == "parts"}
+    assert own == {("encoder", "flat"), ("fusion", "mine")}
+    without = oneflare(tmp_path, "fuse", "run", "--fusion", "iffi")
+    assert without.returncode == 2
+    (line,) = without.stderr.splitlines()
+    assert "run was made with the plugin parts, which is not loaded; oneflare --plugin parts" in line
+
+
+def test_a_file_is_a_plugin_too(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rule.py").write_text(MODULE)
+    words = ("run", "method=own", "epochs=1", "clients=2", "workers=2", "--json", "--quiet", "--out", "run")
+    ran = oneflare(tmp_path, "--plugin", "mine/rule.py", *words)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["headline"] == "mine"
+    for name, reason in (("none.py", "no such file"), ("json.py", "another module is called json")):
+        if name == "json.py":
+            (tmp_path / name).write_text(MODULE)
+        wrong = oneflare(tmp_path / "mine", "--plugin", f"../{name}", "methods")
+        assert wrong.returncode == 2
+        (line,) = wrong.stderr.splitlines()
+        assert reason in line
+
+
+SPAWNED = """
+import sys, types
+import oneflare.simulation.engines.local as local
+local.sys = types.SimpleNamespace(platform="another")   # where workers are spawned
+import oneflare
+if __name__ == "__main__":
+    result = oneflare.run(method="own", epochs=1, clients=2, workers=2, out="run", data={"train_size": 64})
+    print(result.headline)
+"""
+
+
+def test_spawned_workers_know_the_parts(tmp_path):
+    import os
+
+    (tmp_path / "parts.py").write_text(MODULE)
+    (tmp_path / "script.py").write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "ONEFLARE_PLUGINS": "parts"},
+    )  # fmt: skip
+    assert done.stdout.strip() == "mine", done.stderr
+
+
+def test_broken_parts_are_told_what_they_break():
+    from torch import nn
+
+    from oneflare.data.sources import SOURCES
+    from oneflare.errors import OneFlareError
+    from oneflare.fusion.base import FUSIONS
+    from oneflare.methods import METHODS, Method, register
+    from oneflare.nn.encoders import ENCODERS
+    from oneflare.nn.feature_maps import FEATURE_MAPS
+    from oneflare.objective import CONTROLLERS, Controller
+    from oneflare.testing import (
+        check_controller,
+        check_encoder,
+        check_feature_map,
+        check_fusion,
+        check_method,
+        check_source,
+    )
+
+    class Away(Controller):
+        def loss(self, local, align, progress):
+            return local - 5 * align
+
+    class Number(Controller):
+        def loss(self, local, align, progress):
+            return 3.0
+
+    class Images(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+
+        def forward(self, x):
+            return x
+
+    class Dice:
+        dim = 3
+
+        def __init__(self, channels, size):
+            pass
+
+        def __call__(self, images):
+            import torch
+
+            return torch.rand(len(images), 3)
+
+    def nothing(config):
+        return None
+
+    class NoFusion:
+        pass
+
+    cases = [
+        (CONTROLLERS, Away, check_controller, "alignment counts -5 times the local loss, but 0 is recorded"),
+        (CONTROLLERS, Number, check_controller, "loss() returns float, not a tensor"),
+        (CONTROLLERS, NoFusion, check_controller, "is not a Controller; derive it from"),
+        (ENCODERS, Images, check_encoder, "must return features of shape (batch, d)"),
+        (FEATURE_MAPS, Dice, check_feature_map, "two maps with one seed give different features"),
+        (SOURCES, nothing, check_source, "returns NoneType, not an oneflare.Dataset"),
+        (FUSIONS, NoFusion, check_fusion, "is not a Fusion; derive it from"),
+    ]
+    for registry, part, check, message in cases:
+        if registry is CONTROLLERS and part is NoFusion:
+            part = type("NoController", (), {"__init__": lambda self, facts: None})
+        registry.register("broken")(part)
+        try:
+            with pytest.raises((AssertionError, OneFlareError)) as caught:
+                check("broken")
+            assert message in str(caught.value)
+        finally:
+            del registry._entries["broken"]
+    register(Method("broken", "names a fusion that is not there", "mine", {"fusions": ["nothing"]}))
+    try:
+        with pytest.raises(OneFlareError, match="unknown fusion 'nothing'"):
+            check_method("broken")
+    finally:
+        del METHODS["broken"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("absent", None, "plugin absent: No module named 'absent'"),
+        ("broken", "1/0", "plugin broken cannot be imported: division by zero"),
+        (
+            "twice",
+            "from oneflare.fusion.base import FUSIONS, Fusion\n"
+            "@FUSIONS.register('average')\nclass Average(Fusion):\n    def fuse(self, uploads): ...\n",
+            "fusion 'average' is registered twice",
+        ),
+    ],
+)
+def test_a_module_that_does_not_import_is_one_line(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / f"{name}.py").write_text(text)
+    failed = oneflare(tmp_path, "--plugin", name, "run", "epochs=1")
+    assert failed.returncode == 2
+    assert message in failed.stderr
+    assert len(failed.stderr.strip().splitlines()) == 1
+
+
+def test_doctor_tells_what_is_there(tmp_path):
+    told = oneflare(tmp_path, "doctor", "--json", ONEFLARE_DATA=str(tmp_path))
+    assert told.returncode == 0, told.stderr
+    content = json.loads(told.stdout)
+    assert content["data"] == {"cifar10": False, "cifar100": False, "svhn": False, "tiny-imagenet": False}
+    assert content["free_bytes"] > 0
+    read = oneflare(tmp_path, "doctor")
+    assert "digits" in read.stdout
+    assert re.search(r"bfloat16 .*measured \d{4}-\d\d-\d\d with torch", read.stdout)
+    assert "ONEFLARE_DATA" in read.stdout or str(tmp_path) in read.stdout
+
+
+def test_doctor_measures_bfloat16_again_when_asked(tmp_path):
+    cache = tmp_path / "oneflare" / "bfloat16.json"
+    figure = measured(reference())
+    wrong = dataclasses.replace(figure, speedup=99.0, spread=0.0, measured=datetime.now(UTC).isoformat())
+    write_json(cache, {bfloat16._key(reference()): dataclasses.asdict(wrong)})
+
+    def told(*words):
+        answer = oneflare(tmp_path, "doctor", "--json", *words, XDG_CACHE_HOME=str(tmp_path))
+        return json.loads(answer.stdout)["bfloat16"][0]["speedup"]
+
+    assert told() == 99.0
+    assert told("--again") < 50
+    assert told() < 50
+
+
+def test_verbose_shows_where_an_error_was_raised(tmp_path):
+    plain = oneflare(tmp_path, "run", "alpah=1")
+    loud = oneflare(tmp_path, "--verbose", "run", "alpah=1")
+    assert plain.returncode == loud.returncode == 2
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in loud.stderr

@@ -1,0 +1,210 @@
+"""Well-formed uploads that do harm: members are checked by their effect, left out if they fail, capped in weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from hospitals import NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
+from oneflare.errors import ConfigError, MemberFault, UploadError
+from oneflare.federation.charter import FILE, read_charter
+from oneflare.federation.coordinator import fuse_federation
+from oneflare.fusion import build_fusion, without_faulty
+from oneflare.fusion.averaging.laplace import Precision
+from oneflare.fusion.trust.influence import capped_influence
+from oneflare.study.lies import claiming_more, negated_sums, rewritten
+from oneflare.upload import read_upload, seal_upload
+
+ANALYTIC = {"method": "analytic", "analytic": {"name": "random_conv", "filters": 12}}
+MADE = "2026-01-01T00:00:00+00:00"
+
+
+def swap_folders(folder: Path, first: str, second: str) -> None:
+    (folder / first).rename(folder / "x")
+    (folder / second).rename(folder / first)
+    (folder / "x").rename(folder / second)
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory) -> Path:
+    """Three honest members, images of the coordinator's own, and mallory, who swapped two folders and claims more."""
+    root = tmp_path_factory.mktemp("ward")
+    train, test = digits()
+    charter = tiny_charter(settings=ANALYTIC)
+    charter.write(root / "federation" / FILE)
+    for number, name in enumerate(NAMES):
+        write_pngs(root / "data" / name, train, rows_of(number, 120))
+        make(charter, root / "data" / name, root / "inbox" / f"{name}.safetensors", name)
+    write_pngs(root / "data" / "mallory", train, rows_of(3, 120))
+    swap_folders(root / "data" / "mallory", "3", "7")
+    plain = make(charter, root / "data" / "mallory", root / "mallory.safetensors", "mallory")
+    seal(rewritten(read_upload(plain, charter.contract), root / "claims", claiming_more), plain)
+    write_pngs(root / "own", test, range(240))
+    fuse_federation(root / "federation", uploads=root / "inbox")
+    return root
+
+
+def seal(source: Path, target: Path) -> None:
+    seal_upload(source, target, member="mallory", created=MADE)
+
+
+def copy_of(ward: Path, place: Path) -> Path:
+    shutil.copytree(ward / "federation", place)
+    return place
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_a_member_that_costs_a_class_needs_approval(ward, tmp_path, capsys):
+    federation = copy_of(ward, tmp_path / "federation")
+    before = files_of(federation)
+    words = ["server", "fuse", str(federation), "--add", str(ward / "mallory.safetensors")]
+    checked = [*words, "--check-images", str(ward / "own")]
+    code, _, said = typed(capsys, *checked)
+    assert code == 2
+    error = said.splitlines()[-1]
+    assert "mallory takes class '" in error
+    assert "nothing was changed" in error
+    assert "--remove mallory" in error
+    assert "--approve mallory" in error
+    assert files_of(federation) == before
+    assert "did you mean 'mallory'" in typed(capsys, *checked, "--approve", "malory")[2]
+    assert "give both or neither" in typed(capsys, *words, "--approve", "mallory")[2]
+    assert files_of(federation) == before
+    code, _, said = typed(capsys, *checked, "--approve", "mallory")
+    assert code == 0
+    assert "approved: mallory takes class '" in said
+    assert files_of(federation) != before
+
+
+def test_honest_members_need_no_approval_and_the_result_says_what_was_checked(ward, tmp_path, capsys):
+    federation = copy_of(ward, tmp_path / "federation")
+    code, out, _ = typed(capsys, "server", "fuse", str(federation), "--check-images", str(ward / "own"), "--json")
+    assert code == 0
+    assert '"effects": []' in out
+    assert '"images": 240' in out
+
+
+def test_without_images_the_statistics_name_who_swapped_which_classes(ward, tmp_path):
+    said: list[str] = []
+    federation = copy_of(ward, tmp_path / "federation")
+    content = fuse_federation(federation, add=[ward / "mallory.safetensors"], say=said.append).content
+    assert list(content["suspects"]) == ["mallory"]
+    (warning,) = [line for line in said if "is suspect" in line]
+    assert "its images of '3' look like the others' '7' and its images of '7' look like the others' '3'" in warning
+    assert "--remove mallory" in warning
+    charter = read_charter(federation)
+    uploads = [read_upload(path, charter.contract) for path in sorted((federation / "members").glob("*.safetensors"))]
+    from oneflare.fusion import UploadSet
+
+    everybody = UploadSet(tuple(uploads), charter.contract, charter.template())
+    honest = dataclasses.replace(everybody, uploads=tuple(u for u in uploads if u.member != "mallory"))
+    robust = build_fusion({"name": "analytic", "leave_out": True})
+    images = digits()[1].images[:50]
+    assert torch.allclose(
+        robust.fuse(everybody).logits(images), build_fusion({"name": "analytic"}).fuse(honest).logits(images), atol=1e-3
+    )
+    assert "is suspect and is left out" in robust.remarks[0]
+
+
+def test_sums_that_no_images_could_give_are_refused_by_name(ward, tmp_path):
+    federation = copy_of(ward, tmp_path / "federation")
+    charter = read_charter(federation)
+    honest = read_upload(ward / "inbox" / "north.safetensors", charter.contract)
+    seal(rewritten(honest, tmp_path / "lie", negated_sums), tmp_path / "mallory.safetensors")
+    content = fuse_federation(federation, add=[tmp_path / "mallory.safetensors"]).content
+    assert [member["name"] for member in content["members"]] == list(NAMES)
+    (verdict,) = [verdict for verdict in content["verdicts"] if verdict["member"] == "mallory"]
+    assert verdict["status"] == "refused"
+    assert "statistics.sums has a class mean of" in verdict["reason"]
+
+
+def test_a_file_that_changes_while_it_is_fused_is_refused_and_the_others_are_fused(ward, tmp_path):
+    """North cuts its file short between the check and the fusion."""
+    inbox, said = tmp_path / "inbox", []
+    shutil.copytree(ward / "inbox", inbox)
+    (tmp_path / "federation").mkdir()
+    shutil.copy(ward / "federation" / FILE, tmp_path / "federation" / FILE)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("fusing 3"):
+            with (inbox / "north.safetensors").open("r+b") as file:
+                file.truncate(5000)
+
+    content = fuse_federation(tmp_path / "federation", uploads=inbox, say=say).content
+    assert [member["name"] for member in content["members"]] == ["east", "south"]
+    (verdict,) = [verdict for verdict in content["verdicts"] if verdict["member"] == "north"]
+    assert verdict["status"] == "refused"
+    assert "not a valid safetensors file" in verdict["reason"]
+    assert any(line.startswith("north is refused, and everybody else was fused again") for line in said)
+    assert sorted(path.stem for path in (tmp_path / "federation" / "members").glob("*")) == ["east", "south"]
+
+
+def test_work_goes_on_without_whoever_is_at_fault(tiny_uploads):
+    first, second, third = (upload.client for upload in tiny_uploads)
+
+    def work(kept):
+        clients = [upload.client for upload in kept]
+        for client in (second, first):
+            if client in clients:
+                raise MemberFault(client, f"{client} fails")
+        return clients
+
+    result, faults = without_faulty(tiny_uploads, work)
+    assert result == [third]
+    assert [fault.client for fault in faults] == [second, first]
+
+    def hopeless(kept):
+        raise MemberFault(kept.uploads[0].client, "fails")
+
+    with pytest.raises(UploadError, match="no upload is left to fuse"):
+        without_faulty(tiny_uploads, hopeless)
+
+    def together(kept):
+        return torch.linalg.cholesky(-torch.eye(2))
+
+    with pytest.raises(UploadError, match="no single one is at fault"):
+        without_faulty(tiny_uploads, together)
+
+
+def test_numbers_that_cannot_be_calculated_with_are_their_members_fault(tiny_uploads):
+    upload = tiny_uploads.uploads[1]
+    indefinite = Precision(1.0, torch.eye(2).double(), torch.diag(torch.tensor([1.0, -1.0])).double())
+    with pytest.raises(MemberFault, match="cannot be calculated with") as caught, upload.blamed():
+        indefinite.check()
+    assert caught.value.client == upload.client
+
+
+@pytest.mark.parametrize(
+    ("claims", "share", "expected"),
+    [
+        ([10, 10, 690], 0.5, [10, 10, 20]),
+        ([10, 10, 10], 0.5, [10, 10, 10]),
+        ([690, 10, 0], 0.5, [10, 10, 0]),
+        ([5, 0, 0], 0.1, [5, 0, 0]),
+        ([100, 90, 10], 0.1, [10, 10, 10]),
+        ([700, 20, 10], 1.0, [700, 20, 10]),
+        ([0, 0, 0], 0.5, [0, 0, 0]),
+    ],
+)
+def test_no_member_has_more_than_its_share_of_a_class(claims, share, expected):
+    capped = capped_influence(torch.tensor(claims).double()[:, None], share)[:, 0]
+    assert torch.allclose(capped, torch.tensor(expected).double())
+
+
+def test_the_share_is_an_option_of_the_robust_fusion(tiny_uploads):
+    images = torch.rand(8, 1, 8, 8)
+    free, capped = (
+        build_fusion({"name": "robust_prototypes", "class_share": share}).fuse(tiny_uploads).logits(images)
+        for share in (1.0, 0.34)
+    )
+    assert not torch.allclose(free, capped)
+    with pytest.raises(ConfigError, match="class_share: must be above 0 and at most 1"):
+        build_fusion({"name": "robust_prototypes", "class_share": 0.0})

@@ -1,0 +1,80 @@
+"""Pieces that tests of several rooms share: the command line as a process, small settings, forged uploads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from safetensors.torch import save
+
+from oneflare.core.files import digest_of, tensor_digest
+from oneflare.upload import MANIFEST
+
+COMMAND = [str(Path(sys.executable).parent / "oneflare")]
+
+
+TINY_WORDS = [
+    "data.train_size=200", "data.test_size=60", "clients=3", "alpha=0.3", "encoder=conv4", "encoder.width=4",
+    "epochs=2", "train.batch_size=32", "train.snapshots=1",
+]  # fmt: skip
+
+
+def oneflare(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300, env=os.environ | environment
+    )
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.02)
+
+
+def figures(result) -> dict:
+    """Everything but the time and memory it took."""
+    content = json.loads(json.dumps(result.to_dict()))
+    content.pop("cost")
+    for row in content["fusions"].values():
+        row.pop("fuse_seconds")
+    for row in content["clients"]:
+        row.pop("train_seconds")
+    return content
+
+
+def parts(path):
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def forge(path, tensors=None, resign=True, **changes):
+    """A well-formed file with other content, its digests made right again."""
+    header, _ = parts(path)
+    manifest = json.loads(header["__metadata__"][MANIFEST]) | changes
+    content = {name: t.clone() for name, t in load_all(path).items()}
+    content.update(tensors or {})
+    content = {name: t for name, t in content.items() if t is not None}
+    if resign:
+        manifest["tensors"] = {name: tensor_digest(t) for name, t in sorted(content.items())}
+        manifest.pop("digest")
+        manifest["digest"] = digest_of(manifest)
+    path.write_bytes(save(content, metadata={MANIFEST: json.dumps(manifest)}))
+
+
+def load_all(path):
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+SHORT = {
+    "distill_public": {"name": "distill_public", "steps": 6},
+    "distill_datafree": {"name": "distill_datafree", "rounds": 3, "generator_steps": 2, "student_steps": 2},
+    "coboosting": {"name": "coboosting", "rounds": 3, "generator_steps": 2, "student_steps": 2},
+}

@@ -1,0 +1,152 @@
+"""Explanations, pictures and studies, as the command line offers them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from conftest import TINY
+from oneflare.core.schedules import build_schedule
+from oneflare.errors import ConfigError
+from oneflare.methods import METHODS, find_method
+from oneflare.methods.explain import explain
+from oneflare.methods.recipes import REUSED
+from oneflare.study.laboratory import LAMBDA, anneals_itself, end_over_peak, rise
+from oneflare.study.studies import Block, Study, find_study, run_study
+from oneflare.study.toy import FALLING, TwoWells, descend, share_that_leaves
+from shared import oneflare
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        ("V4", "fafi"),
+        ("V5", "drcl"),
+        ("V6", "random_annealed"),
+        ("V7", "etf_annealed"),
+        ("V8", "progressive"),
+        ("V9", "entropy"),
+        ("V10", "uncertainty"),
+        ("v10-rescaled", "uncertainty_rescaled"),
+        ("V11", "uncertainty_coupled"),
+        ("V11-Linear", "uncertainty_coupled"),
+        ("V11-Cosine", "uncertainty_coupled_cosine"),
+        ("V12", "meta_annealed"),
+        ("V13", "floor"),
+        ("V13.1", "ceiling"),
+        ("V14", "flare"),
+    ],
+)
+def test_every_version_of_the_log_is_a_method(number, name):
+    assert find_method(number).name == name
+
+
+def test_numbers_find_one_method_each():
+    numbers = [number for method in METHODS.values() for number in method.numbers]
+    assert len(set(numbers)) == len(numbers)
+    assert set(REUSED) <= set(numbers)
+    assert all(method.reference for method in METHODS.values())
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_every_method_explains_itself(method):
+    content = explain(method).to_dict()
+    assert content["terms"] or content["feature_map"]
+    assert all(row["equation"] for row in content["terms"].values())
+    assert content["controller"]
+    assert content["anchors"]
+    assert all(content["fusions"].values())
+    assert content["reference"]
+    json.dumps(content)
+
+
+def test_explain_prints_the_equations(tmp_path):
+    shown = oneflare("explain", "V12", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    for text in (
+        "meta_annealed (V12)",
+        "L_l/(2 s_l) + s(p) L_a/(2 s_a) + (log s_l + log s_a)/2",
+        "weights: L_l + [raw] s(p) L_a",
+        "1 x supcon",
+        "largest cosine for 10 classes: -0.1111",
+        "9-like-a-rolling-stone",
+        "note: file 000",
+        "sigma_lr: 0.02",
+    ):
+        assert text in shown.stdout, text
+    content = json.loads(oneflare("explain", "flare", "--json", cwd=tmp_path).stdout)
+    assert content["defaults"]["controller"]["lambda_max"] == 50.0
+
+
+def test_schedules_are_drawn(tmp_path):
+    words = ["schedule", "cosine_restarts", "cycles=3", "growth=2", "decay=1.5"]
+    shown = oneflare(*words, "--out", "curve.png", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    shown = oneflare(*words, "--toy", "--out", "toy.svg", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "end in the deep well" in (tmp_path / "toy.svg").read_text()
+
+
+def test_a_falling_rate_stays_in_the_shallow_well_and_restarts_leave_it():
+    wells = TwoWells()
+    assert wells.slope(wells.ridge) == pytest.approx(0, abs=1e-9)
+    assert wells.value(-1) < wells.value(1) < wells.value(wells.ridge)
+    falling, restarts = build_schedule(FALLING), build_schedule({"name": "cosine_restarts", "cycles": 8})
+    assert descend(wells, falling)[-1] > wells.ridge > descend(wells, restarts)[-1]
+    assert share_that_leaves(wells, falling, seeds=60) < 0.25
+    assert share_that_leaves(wells, restarts, seeds=60) > 0.8
+
+
+def test_lambda_is_drawn_for_one_run_and_for_several(tmp_path, tiny_run):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_run, other)
+    shown = oneflare("lambda", str(tiny_run), "--out", "one.svg", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    text = (tmp_path / "one.svg").read_text()
+    for words in ("raw lambda", "effective lambda", "L_local", "L_align", "conflicting steps", "client 2", "by hand"):
+        assert words in text, words
+    shown = oneflare("lambda", str(tiny_run), str(other), "--out", "two.svg", "--reference", "5", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    text = (tmp_path / "two.svg").read_text()
+    assert "flare (other)" in text
+    assert "by hand: 5 (1 - p)" in text
+
+
+def test_the_figures_of_a_trace():
+    trace = [{"lambda_raw": raw, "lambda_raw_max": raw + 1} for raw in (4.0, 9.0, 5.0, 3.0, 1.0)]
+    assert end_over_peak(trace) == pytest.approx(0.1)
+    assert rise(trace) == pytest.approx(0.2)
+
+
+def test_a_study_is_run_once_and_its_claims_are_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    block = LAMBDA.blocks[1]
+    small = Study(
+        "small",
+        "two methods",
+        (Block("only", ("autonomous", "balanced"), TINY, block.table, (anneals_itself("balanced", 0.9),)),),
+    )
+    first = run_study(small, {"epochs": 3, "fusions": "count_prototypes"}, seeds=1, folder=tmp_path / "results")
+    content = json.loads((tmp_path / "results/small/digits.json").read_text())
+    assert content["claims"][0]["holds"] is True
+    assert [row[0] for row in content["blocks"][0]["rows"]] == ["autonomous", "balanced"]
+    assert "confirmed: balanced ends below 90 %" in (tmp_path / "results/small/digits.md").read_text()
+    again = run_study(small, {"epochs": 3, "fusions": "count_prototypes"}, seeds=1, folder=tmp_path / "results")
+    assert again.claims == first.claims
+    assert again.seconds < first.seconds
+
+
+def test_the_study_of_lambda_by_its_name(tmp_path):
+    words = [
+        "data.train_size=150", "data.test_size=50", "clients=2", "encoder=conv4", "encoder.width=4", "epochs=2",
+        "workers=1",
+    ]  # fmt: skip
+    shown = oneflare("study", "lambda", *words, "--seeds", "1", "--quiet", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    content = json.loads((tmp_path / "results/lambda/digits.json").read_text())
+    assert len(content["claims"]) == sum(len(block.claims) for block in LAMBDA.blocks)
+    with pytest.raises(ConfigError, match="unknown study"):
+        find_study("nothing")

@@ -1,0 +1,348 @@
+"""Studies that are really run: figures against the runs by hand, resumption after a kill, work shared by processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from oneflare.cli import study_progress
+from oneflare.core.files import exclusive, read_json
+from oneflare.simulation.stages import read_result
+from oneflare.study.answers import read_answers
+from oneflare.study.cells import make_plan, unique_cells
+from oneflare.study.declare import read_declaration
+from oneflare.study.execute import Outcome, Watcher, is_complete, run_cells
+from oneflare.study.findings import rounded
+from oneflare.study.headline import END, MEASURED_AGAIN, START, headline, with_headline
+from oneflare.study.markdown import to_markdown
+from oneflare.study.results import collect, write_results
+from oneflare.study.scales import SCALES
+from shared import COMMAND, oneflare
+
+ROOT = Path(__file__).parents[2]
+TINY = """
+title: Tiny
+question: Does anything happen?
+fusions: [feature_mean, count_prototypes]
+baseline: fafi
+arms:
+  fafi: {method: fafi}
+  v11: {method: uncertainty_coupled, label: V11}
+places:
+  smoke:
+    - data: digits
+      alpha: [0.3, 1.0]
+      clients: 2
+      settings: {data: {train_size: 120, test_size: 50}, encoder: {width: 4}, train: {epochs: 2, snapshots: 1}}
+claims:
+  - id: K1
+    text: Alignment shortens prototypes
+    tests: [{arm: v11, than: fafi, measure: g_protos_std, below: 0, alpha: 0.3}]
+  - id: K2
+    text: The gap grows
+    tests: [{kind: trend, arm: v11, than: fafi, below: 0}]
+  - id: K3
+    text: Lambda stays small
+    tests: [{kind: every, arm: v11, quantity: largest_raw, below: 1000}]
+figures: [{kind: lambda, title: L}]
+log: [{settings: none, values: {fafi: 50}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny-study")
+    (folder / "tiny.yaml").write_text(TINY)
+    plan = make_plan(read_declaration(folder / "tiny.yaml"), SCALES["smoke"])
+    outcomes = run_cells(unique_cells([plan]), folder / "runs", processes=2)
+    assert [outcome.status for outcome in outcomes] == ["run"] * 12
+    return folder, plan
+
+
+def test_the_figures_are_those_of_the_runs(tiny):
+    folder, plan = tiny
+    content = collect(plan, folder / "runs")
+    json.dumps(content, allow_nan=False)
+    assert content["complete"]
+    cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
+    assert len(cells) == 8
+    for (place, row), cell in cells.items():
+        results = [read_result(folder / "runs" / run) for run in cell["runs"]]
+        assert [result.content["seed"] for result in results] == cell["seeds"] == [0, 1, 2]
+        assert {result.content["method"] for result in results} == {cell["method"]}
+        accuracies = [result.fusions[cell["fusion"]]["accuracy"] for result in results]
+        assert cell["accuracies"] == pytest.approx(accuracies, rel=1e-5)
+        assert cell["mean"] == pytest.approx(statistics.fmean(accuracies), rel=1e-5)
+        assert cell["std"] == pytest.approx(statistics.stdev(accuracies), rel=1e-5)
+        assert cell["history"][-1]["accuracies"] == cell["accuracies"]
+        assert cell["peak"]["mean"] >= cell["mean"]
+        if row == "fafi":
+            assert cell["difference"] is None
+            assert cell["lambda"] is None
+            continue
+        other = cells[place, "fafi"]["accuracies"]
+        gaps = [a - b for a, b in zip(cell["accuracies"], other, strict=True)]
+        assert cell["difference"]["values"] == pytest.approx(gaps, abs=1e-5)
+        assert cell["difference"]["interval_over"] == "seeds and images"
+        low, high = cell["difference"]["interval"]
+        assert low <= cell["difference"]["mean"] <= high
+    aligned = cells["digits-a0.3-c2", "v11"]
+    largest = [
+        max(c["lambda_raw_max"] for c in read_result(folder / "runs" / run).content["clients"])
+        for run in aligned["runs"]
+    ]
+    assert aligned["lambda"]["largest_raw"] == pytest.approx(largest, rel=1e-5)
+    assert len(aligned["lambda"]["traces"]) == 3 * 2
+    assert content["settings"]["digits-a0.3-c2"]["fafi"]["data"]["train_size"] == 120
+
+
+def test_answers_to_the_images_are_kept(tiny):
+    folder, plan = tiny
+    for cell in unique_cells([plan])[:3]:
+        metrics = read_result(cell.folder(folder / "runs")).fusions
+        for fusion in cell.fusions:
+            right = read_answers(cell.folder(folder / "runs"), fusion)
+            assert right.shape == (50,)
+            assert right.mean() == pytest.approx(metrics[fusion]["accuracy"])
+    assert read_answers(folder, "average") is None
+
+
+def test_claims_are_judged_on_the_runs(tiny):
+    folder, plan = tiny
+    claims = {claim["id"]: claim for claim in collect(plan, folder / "runs")["claims"]}
+    (shorter,) = claims["K1"]["tests"]
+    values = []
+    for seed in range(3):
+        ours, theirs = (
+            read_json(plan.cells["digits-a0.3-c2", arm, seed].folder(folder / "runs") / "diagnostics.json")
+            for arm in ("v11", "fafi")
+        )
+        values.append(100 * (ours["g_protos_std"] / theirs["g_protos_std"] - 1))
+    assert shorter["values"] == pytest.approx(values, rel=1e-4)
+    assert shorter["unit"] == "%"
+    (trend,) = claims["K2"]["tests"]
+    accuracy = lambda alpha, arm, seed: read_result(  # noqa: E731
+        plan.cells[f"digits-a{alpha}-c2", arm, seed].folder(folder / "runs")
+    ).fusions["feature_mean"]["accuracy"]
+    gaps = [[accuracy(alpha, "v11", s) - accuracy(alpha, "fafi", s) for s in range(3)] for alpha in ("0.3", "1")]
+    assert trend["values"] == pytest.approx([100 * (a - b) for a, b in zip(*gaps, strict=True)], abs=1e-3)
+    assert claims["K3"]["verdict"] == "confirmed"
+    assert len(claims["K3"]["tests"]) == 2
+
+
+def test_results_are_written_as_json_and_markdown(tiny, tmp_path):
+    folder, plan = tiny
+    content = collect(plan, folder / "runs")
+    path = write_results(content, tmp_path)
+    assert path == tmp_path / "tiny" / "smoke.json"
+    assert json.loads(path.read_text()) == json.loads(json.dumps(content))
+    text = path.with_suffix(".md").read_text()
+    assert text == to_markdown(json.loads(path.read_text()))
+    cell = next(cell for cell in content["cells"] if cell["row"] == "v11")
+    assert f"| V11 | feature_mean | {100 * cell['mean']:.1f} ± {100 * cell['std']:.1f} |" in text
+    assert "**K3: confirmed.** Lambda stays small." in text
+    assert "One run each" in text
+
+
+def test_what_is_missing_is_said(tiny):
+    folder, plan = tiny
+    more = make_plan(plan.declaration, plan.scale, seeds=4)
+    content = collect(more, folder / "runs")
+    assert not content["complete"]
+    assert {tuple(cell["missing"]) for cell in content["cells"]} == {(3,)}
+    assert "Not complete" in to_markdown(json.loads(json.dumps(content)))
+    nothing = collect(plan, folder / "nowhere")
+    assert {claim["verdict"] for claim in nothing["claims"]} == {"undecided"}
+    assert "–" in to_markdown(json.loads(json.dumps(nothing)))
+
+
+def test_a_finished_study_is_not_run_again_and_fusions_are_added_without_training(tiny):
+    folder, plan = tiny
+    assert run_cells(unique_cells([plan]), folder / "runs") == []
+    cell = unique_cells([plan])[0]
+    upload = cell.folder(folder / "runs") / "clients/000/upload.safetensors"
+    before = (upload.stat().st_mtime_ns, upload.read_bytes())
+    wider = plan.declaration.model_copy(update={"fusions": ("feature_mean", "iffi_released")})
+    (outcome,) = run_cells(unique_cells([make_plan(wider, plan.scale, seeds=1)])[:1], folder / "runs")
+    assert outcome.status == "run"
+    assert (upload.stat().st_mtime_ns, upload.read_bytes()) == before
+    assert {"iffi_released", "count_prototypes"} <= set(read_result(cell.folder(folder / "runs")).fusions)
+    assert is_complete(cell, folder / "runs")
+
+
+def test_a_cell_in_use_is_left_to_its_holder(tiny, tmp_path):
+    _, plan = tiny
+    cells = unique_cells([plan])[:2]
+
+    class Seen(Watcher):
+        waits = 0
+        ended: list[Outcome] = []  # noqa: RUF012
+
+        def end(self, outcome):
+            self.ended.append(outcome)
+
+        def wait(self, held):
+            assert held == [cells[0].name]
+            self.waits += 1
+            lock.close()
+
+    import contextlib
+
+    lock = contextlib.ExitStack()
+    lock.enter_context(exclusive(cells[0].folder(tmp_path)))
+    watcher = Seen()
+    outcomes = run_cells(cells, tmp_path, processes=1, watcher=watcher)
+    assert [outcome.cell for outcome in outcomes] == [cells[1].name, cells[0].name]
+    assert watcher.waits == 1
+    assert watcher.ended == outcomes
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(tiny, tmp_path):
+    _, plan = tiny
+    cells = unique_cells([plan])[:2]
+    cells[0].folder(tmp_path).mkdir(parents=True)
+    (cells[0].folder(tmp_path) / "experiment.yaml").write_text("method: fedavg\n")
+    outcomes = {outcome.cell: outcome for outcome in run_cells(cells, tmp_path, processes=2)}
+    assert outcomes[cells[0].name].status == "failed"
+    assert "holds another experiment" in outcomes[cells[0].name].reason
+    assert outcomes[cells[1].name].status == "run"
+
+
+def test_figures_are_rounded_and_what_arithmetic_leaves_is_nothing():
+    gaps = [0.1, 0.2, -0.3]
+    assert sum(gaps) != 0
+    assert rounded({"mean": sum(gaps), "lambda": [1e-9, 123456.789012345]}) == {"mean": 0.0, "lambda": [1e-9, 123457.0]}
+
+
+def test_the_display_in_a_log_file(tiny, monkeypatch):
+    """Long cells weigh more, and the pace so far corrects the estimate."""
+    _, plan = tiny
+    cells = unique_cells([plan])[:4]
+    clock = [100.0]
+    monkeypatch.setattr(study_progress.time, "monotonic", lambda: clock[0])
+    console = Console(file=io.StringIO(), width=120)
+    seconds = dict(zip((cell.name for cell in cells), (10.0, 30.0, 40.0, 20.0), strict=True))
+    watcher = study_progress.StudyWatcher(console, None, seconds)
+    watcher.begin(cells, there=2, processes=2)
+    clock[0] += 20
+    watcher.end(Outcome(cells[0].name, "run", 20.0, 0.5))
+    watcher.end(Outcome(cells[1].name, "failed", 1.0, reason="broken"))
+    watcher.warn("odd")
+    watcher.wait([cells[2].name])
+    watcher.wait([cells[2].name])
+    lines = console.file.getvalue().splitlines()
+    assert lines == [
+        "6 cells, 2 done, 2 at once; about 50 s left",
+        f"[3/6] {cells[0].name} 50.0 %, 20 s; about 3 min left",
+        f"[4/6] {cells[1].name} failed: broken",
+        "warning: odd",
+        f"waiting for 1 cells that another process runs: {cells[2].name} ...",
+    ]
+
+
+def test_cells_that_turn_out_to_be_there_do_not_flatter_the_estimate(tiny, monkeypatch):
+    _, plan = tiny
+    cells = unique_cells([plan])[:3]
+    clock = [0.0]
+    monkeypatch.setattr(study_progress.time, "monotonic", lambda: clock[0])
+    watcher = study_progress.StudyWatcher(Console(file=io.StringIO()), None, {cell.name: 60.0 for cell in cells})
+    watcher.begin(cells, there=0, processes=1)
+    clock[0] += 2
+    watcher.end(Outcome(cells[0].name, "there"))
+    clock[0] += 58
+    watcher.end(Outcome(cells[1].name, "run", 58.0, 0.5))
+    assert watcher.time_left() == "60 s"
+
+
+def start(folder, *words):
+    command = [*COMMAND, "study", "tiny.yaml", *words]
+    path = folder / f"log-{time.monotonic_ns()}"
+    with path.open("w") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True), path
+
+
+def test_a_killed_study_goes_on(tiny, tmp_path):
+    folder, plan = tiny
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    process, _ = start(tmp_path, "--processes", "1", "--seeds", "1", "workers=1")
+    for _ in range(2400):
+        if list(tmp_path.glob("runs/cells/*/result.json")):
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = list(tmp_path.glob("runs/cells/*/result.json"))
+    assert 1 <= len(finished) < 4
+    stamps = {path: path.stat().st_mtime_ns for path in finished}
+    shown = oneflare("study", "tiny.yaml", "--processes", "2", "--seeds", "1", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "left" in shown.stderr
+    assert {path: path.stat().st_mtime_ns for path in finished} == stamps, "what was finished is not run again"
+    resumed = json.loads((tmp_path / "results/tiny/smoke.json").read_text())
+    whole = collect(make_plan(plan.declaration, plan.scale, seeds=1), folder / "runs")
+    assert resumed["complete"]
+    for key in ("claims", "rows", "log"):
+        assert resumed[key] == json.loads(json.dumps(whole[key]))
+    assert [cell["accuracies"] for cell in resumed["cells"]] == [cell["accuracies"] for cell in whole["cells"]]
+
+
+def test_two_shells_share_the_work(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    shells = [
+        start(tmp_path, "--processes", "1", "--seeds", "1", "workers=1", "--out", f"results-{i}") for i in range(2)
+    ]
+    for process, log in shells:
+        assert process.wait(timeout=280) == 0, log.read_text()
+    texts = [log.read_text() for _, log in shells]
+    done = [[line.split()[1] for line in text.splitlines() if line.startswith("[") and "%" in line] for text in texts]
+    assert len(set(done[0]) | set(done[1])) == 4
+    assert not set(done[0]) & set(done[1]), "no cell was run twice"
+    first, second = (json.loads((tmp_path / f"results-{i}/tiny/smoke.json").read_text()) for i in range(2))
+    assert first == second
+    assert first["complete"]
+
+
+def test_the_readme_shows_the_results():
+    """`make headline` after a study has been run again."""
+    text = (ROOT / "README.md").read_text()
+    assert with_headline(text, ROOT / "results") == text
+    assert START in text
+    assert END in text
+
+
+def test_kept_results_agree_with_their_markdown():
+    for path in sorted(ROOT.glob("results/*/smoke.json")) + sorted(ROOT.glob("results/*/small.json")):
+        content = read_json(path)
+        assert path.with_suffix(".md").read_text() == to_markdown(content), path
+        for cell in content["cells"]:
+            if cell["accuracies"]:
+                assert cell["mean"] == pytest.approx(np.mean(cell["accuracies"]), abs=1e-5)
+
+
+def test_a_headline_without_results_says_that_they_are_being_measured(tmp_path):
+    assert headline(tmp_path) == MEASURED_AGAIN
+    assert (ROOT / "results" / "README.md").exists()
+
+
+def test_the_headline_takes_the_largest_scale(tiny, tmp_path):
+    folder, plan = tiny
+    content = collect(plan, folder / "runs") | {"study": "table1"}
+    write_results(content, tmp_path)
+    assert "Scale `smoke`" in headline(tmp_path)
+    assert "K3" not in headline(tmp_path), "a smoke run decides nothing about the log"
+    write_results(content | {"scale": "small"}, tmp_path)
+    text = headline(tmp_path)
+    assert "Scale `small`" in text
+    assert "results/table1/small.md" in text
+    assert "K3" in text
+    assert with_headline(f"a\n{START}\nold\n{END}\nb", tmp_path) == f"a\n{START}\n\n{text}\n\n{END}\nb"
