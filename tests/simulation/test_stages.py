@@ -15,7 +15,7 @@ from oneflare.errors import ConfigError, DataError, RunError
 from oneflare.methods import METHODS
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.stages import Observer, RunFiles, fuse_run, read_experiment, read_result, run_experiment
-from shared import figures, oneflare
+from shared import figures
 
 
 def start(folder, *layers, **options):
