@@ -216,11 +216,11 @@ LEARNED = (
     ),
     _aligned(
         "flare",
-        "FLARE: lambda learned from task uncertainty, annealed, held by a valve; counted prototypes",
+        "FLARE: lambda learned from task uncertainty, annealed, held by a valve; members speak of what they know",
         "V14",
         {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
         "log, 2-how-to-win-at-SVHN and 3-waaaaagh",
-        fusion="count_prototypes",
+        fusion="density_ratio",
     ),
     _aligned(
         "autonomous",
