@@ -111,3 +111,20 @@ class DensityRatio:
 
     def finish(self, state: Tensor) -> Tensor:
         return state
+
+
+@rule
+@dataclass(frozen=True)
+class Corroboration(DensityRatio):
+    """log p_c + log softmax(score)_c: two independent opinions, the analytic posterior p and the members' ratios."""
+
+    def start(self, images: int) -> Tensor:
+        """`(n, 2, C)`: the analytic log posterior, which the model fills in, and the members' scores"""
+        scores = super().start(images)
+        return torch.stack([torch.zeros_like(scores), scores], dim=1)
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        state[rows, 1] += self.weights[member] * self.ratios(member, features) / features.shape[1] ** 0.5
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state[:, 0] + state[:, 1].log_softmax(1)
