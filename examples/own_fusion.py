@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import oneflare
-from oneflare.fusion import FUSIONS, Fusion, GlobalModel, UploadSet
+from oneflare.fusion import FUSIONS, QUIET, Fused, Fusion, UploadSet, Workspace
 from oneflare.models.members import rule
 from oneflare.simulation.stages import fuse_run
 from oneflare.testing import check_fusion
@@ -40,8 +40,8 @@ class Loudest(Fusion):
 
     needs = frozenset({"weights", "prototypes"})
 
-    def fuse(self, uploads: UploadSet) -> GlobalModel:
-        return uploads.members(LoudestRule(F.normalize(uploads.prototypes, dim=2)))
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        return Fused(uploads.members(LoudestRule(F.normalize(uploads.prototypes, dim=2))))
 
 
 check_fusion("loudest")

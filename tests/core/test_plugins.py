@@ -200,8 +200,14 @@ def test_broken_parts_are_told_what_they_break():
         (
             "twice",
             "from oneflare.fusion.base import FUSIONS, Fusion\n"
-            "@FUSIONS.register('average')\nclass Average(Fusion):\n    def fuse(self, uploads): ...\n",
+            "@FUSIONS.register('average')\nclass Average(Fusion):\n    def fuse(self, uploads, workspace): ...\n",
             "fusion 'average' is registered twice",
+        ),
+        (
+            "earlier",
+            "from oneflare.fusion import FUSIONS, Fusion\n"
+            "@FUSIONS.register('mine')\nclass Mine(Fusion):\n    def fuse(self, uploads): ...\n",
+            "earlier.Mine: fuse must take (self, uploads, workspace) and return Fused(model)",
         ),
     ],
 )

@@ -148,7 +148,7 @@ def uploads_of(folder, *layers) -> UploadSet:
 
 
 def fuse(uploads, **options):
-    return build_fusion({"name": "analytic", **options}).fuse(uploads)
+    return build_fusion({"name": "analytic", **options}).fuse(uploads).model
 
 
 @pytest.mark.numeric
@@ -348,7 +348,7 @@ def test_the_combination_is_not_worse_than_its_better_part(both):
 @pytest.mark.parametrize("embed", [True, False])
 def test_the_combination_is_saved_and_loaded(both, tmp_path, embed):
     _, uploads = both
-    model = build_fusion({"name": "flare_analytic"}).fuse(uploads)
+    model = build_fusion({"name": "flare_analytic"}).fuse(uploads).model
     model.save(tmp_path / "model.safetensors", embed=embed)
     again = load_model(tmp_path / "model.safetensors")
     images = DIGITS.test.images[:30]
@@ -360,7 +360,7 @@ def test_the_combination_is_saved_and_loaded(both, tmp_path, embed):
 
 def test_untrusted_networks_leave_the_analytic_answer(both):
     _, uploads = both
-    model = build_fusion({"name": "flare_analytic"}).fuse(uploads)
+    model = build_fusion({"name": "flare_analytic"}).fuse(uploads).model
     images = DIGITS.test.images[:30]
     model.rule.trust.zero_()
     assert torch.allclose(model.predict_proba(images), model.analytic.predict_proba(images), atol=1e-6)

@@ -15,7 +15,7 @@ from oneflare.core.config import DataConfig
 from oneflare.core.files import load_state
 from oneflare.data import load
 from oneflare.errors import ConfigError, OneFlareError, RunError, UploadError
-from oneflare.fusion import FUSIONS, build_fusion, logits_of_all
+from oneflare.fusion import FUSIONS, Fused, build_fusion, logits_of_all
 from oneflare.fusion.membership import Membership
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.engines.measure import measure
@@ -62,11 +62,16 @@ def own_copy(rich_run, tmp_path):
 
 
 @pytest.mark.parametrize("name", list(FUSIONS))
-def test_batch_size_changes_no_prediction(name, rich_uploads):
+def test_fusing_leaves_no_trace_and_batch_size_changes_no_prediction(name, rich_uploads):
     """For every fusion there is, and every one that will be: what digits uploads can feed predicts image by image."""
     fusion = build_fusion({"name": name, **QUICK.get(name, {})})
     assert fusion.needs <= rich_uploads.offered
-    model = fusion.fuse(rich_uploads)
+    options = dict(vars(fusion))
+    fused = fusion.fuse(rich_uploads)
+    assert vars(fusion) == options, "fusing stores nothing on the fusion"
+    assert isinstance(fused, Fused)
+    assert bool(fused.notes) == fusion.trains
+    model = fused.model
     logits = model.logits(IMAGES)
     for batch_size in (1, 7, 256):
         assert same_answers(model.predict(IMAGES, batch_size=batch_size), logits)
@@ -80,7 +85,7 @@ def test_all_fusions_of_a_run_in_one_table(own_copy, rich_uploads):
     assert set(table.names) == set(FUSIONS) - slow
     assert table.first == "count_prototypes"
     assert set(table.left_out) == slow
-    models = {name: build_fusion({"name": name}).fuse(rich_uploads) for name in ("ties", "ensemble", "average")}
+    models = {name: build_fusion({"name": name}).fuse(rich_uploads).model for name in ("ties", "ensemble", "average")}
     test = load(resolve(TINY, RICH).data).test
     for name, logits in logits_of_all(models, test.images).items():
         row = table.runs[0].fusions[name]
@@ -242,15 +247,29 @@ def test_impossible_members_are_named(rich_run, tmp_path):
 # --- what it costs, what it shows
 
 
+def test_the_bench_and_a_run_write_the_same_metrics(own_copy):
+    """Everything but the clock: a distilled fusion has notes and a teacher, and both are kept either way."""
+    spec = {"name": "distill_public", **QUICK["distill_public"]}
+    row = fuse_run(own_copy, [spec]).fusions["distill_public"]
+    (table,) = bench_runs([own_copy], names=[spec])
+    benched = table.runs[0].fusions["distill_public"]
+    assert row["training"]["steps"] == 1
+    assert row["teacher"]["name"] == "count_prototypes"
+    clock = {"fuse_seconds"}
+    assert {key: benched[key] for key in row.keys() - clock} == {key: row[key] for key in row.keys() - clock}
+    assert benched.keys() - row.keys() == {"fuse_cpu_seconds", "peak_memory_bytes", "needed_bytes", STAMP}
+
+
 def test_memory_and_time_are_those_of_the_work(tmp_path):
     def work(mebibytes):
         return lambda: torch.ones(mebibytes << 18)
 
-    small, large = (measure(work(size), lambda result: None) for size in (1, 60))
+    small, large = (measure(work(size), lambda result: None)[0] for size in (1, 60))
     assert 50 << 20 < large.peak_memory_bytes < 75 << 20
     assert small.peak_memory_bytes < 10 << 20
-    measure(work(1), lambda result: (tmp_path / "kept").write_text(str(len(result))))
+    _, written = measure(work(1), lambda result: (tmp_path / "kept").write_text(str(len(result))))
     assert (tmp_path / "kept").read_text() == str(1 << 18)
+    assert written == len(str(1 << 18)), "what is said beside the file arrives here"
 
 
 def test_errors_of_the_measured_work_arrive():

@@ -39,7 +39,7 @@ DEEP = [name for name, fusion in BUILT.items() if fusion.needs <= PLAIN and not 
 
 
 def fuse(name: str, uploads: UploadSet):
-    return build_fusion({"name": name}).fuse(uploads)
+    return build_fusion({"name": name}).fuse(uploads).model
 
 
 def raw_features(uploads: UploadSet) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ def test_identical_models_fuse_to_themselves(name, twins):
     prototypes = network.prototypes.detach()
     if name in ("count_prototypes", "median_prototypes", "robust_prototypes"):  # bring all prototypes to one length
         prototypes = F.normalize(prototypes, dim=1)
-    model = build_fusion({"name": name, **WHOLE.get(name, {})}).fuse(uploads)
+    model = build_fusion({"name": name, **WHOLE.get(name, {})}).fuse(uploads).model
     assert same_answers(model.predict(IMAGES), features @ prototypes.T)
 
 

@@ -196,7 +196,7 @@ def test_a_frozen_classifier_stays_the_frame(tmp_path):
         assert torch.equal(upload.prototypes, expected)
         moved = upload.weights()["layers.0.weight"] - made.template().encoder.state_dict()["layers.0.weight"]
         assert float(moved.abs().max()) > 0
-    fused = build_fusion({"name": "average"}).fuse(uploads)
+    fused = build_fusion({"name": "average"}).fuse(uploads).model
     assert torch.allclose(fused.network.prototypes, expected)
 
 

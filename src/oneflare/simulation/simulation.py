@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,17 +24,8 @@ from oneflare.core.privacy import Privacy
 from oneflare.data import ClientData, Dataset, ImageSpec, Partition, split_clients
 from oneflare.data.partition import partition_of
 from oneflare.errors import ConfigError, RunError, UploadError
-from oneflare.fusion import (
-    GlobalModel,
-    UploadSet,
-    build_fusion,
-    logits_of_all,
-    made_by,
-    made_with,
-    without_faulty,
-)
-from oneflare.fusion.workspace import Workspace
-from oneflare.metrics import retention, score
+from oneflare.fusion import UploadSet, Workspace, build_fusion, made_with, without_faulty
+from oneflare.metrics import TimedFusion, evaluate, fuse_timed
 from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
 from oneflare.nn.hardware import Workload, choose_device, choose_precision, precision_name
 from oneflare.simulation.engines import default_workers, map_tasks
@@ -319,65 +309,28 @@ class Federation:
 
     def _workspace(self, name: str, report: Any = None) -> Workspace:
         """Where a fusion that trains keeps its checkpoint, and whom it tells."""
-        workspace = Workspace(self.files.fusion_checkpoint(name), self.experiment.train.checkpoint_seconds)
-        if report is not None:
-            workspace.report = lambda step, steps: report((name, step, steps))
-        return workspace
+        checkpoint, seconds = self.files.fusion_checkpoint(name), self.experiment.train.checkpoint_seconds
+        if report is None:
+            return Workspace(checkpoint, seconds)
+        return Workspace(checkpoint, seconds, lambda step, steps: report((name, step, steps)))
 
     def _evaluate(
         self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, report: Any
     ) -> dict[str, dict[str, Any]]:
         """Models and figures by fusion, without members whose uploads turn out to be of no use."""
 
-        def measured(kept: UploadSet) -> dict[str, dict[str, Any]]:
-            if len(kept) < len(uploads):
-                for spec in specs:  # what was begun with everybody is not gone on with
-                    self._workspace(spec["name"]).discard()
-            return self._measure(specs, kept, report)
+        def fuse(spec: Mapping[str, Any], kept: UploadSet) -> TimedFusion:
+            workspace = self._workspace(spec["name"], report)
+            if len(kept) < len(uploads):  # what was begun with everybody is not gone on with
+                workspace.discard()
+            return fuse_timed(spec, kept, workspace)
 
-        outcome, faults = without_faulty(uploads, measured)
-        if faults:
-            reasons = [f"client {fault.client} is left out: {fault}" for fault in faults]
-            outcome = {name: row | {"left_out": reasons} for name, row in outcome.items()}
-        return outcome
-
-    def _measure(
-        self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, report: Any
-    ) -> dict[str, dict[str, Any]]:
-        test = self.dataset.test
-        models: dict[str, GlobalModel] = {}
-        teachers: dict[str, tuple[str, GlobalModel]] = {}
-        seconds: dict[str, float] = {}
-        notes: dict[str, dict[str, Any]] = {}
-        stamps = {spec["name"]: made_by(spec) for spec in specs}
-        remarks: dict[str, tuple[str, ...]] = {}
-        for spec in specs:
-            name, fusion, workspace = spec["name"], build_fusion(spec), self._workspace(spec["name"], report)
-            started = time.monotonic()
-            models[name] = fusion.fuse_in(uploads, workspace)
-            seconds[name] = workspace.seconds_before + time.monotonic() - started
-            notes[name] = workspace.notes
-            remarks[name] = fusion.remarks
-            if fusion.teacher is not None:
-                teachers[name] = fusion.teacher["name"], build_fusion(fusion.teacher).fuse(uploads)
-        logits = logits_of_all(models, test.images)
-        outcome = {}
-        for name, model in models.items():
-            model.save(self.files.model(name), embed=False)
-            outcome[name] = score(logits[name], test.labels).to_dict() | {
-                "parameters": model.cost.parameters,
-                "forward_passes": model.cost.forward_passes,
-                "fuse_seconds": seconds[name],
-                **stamps[name],
-            }
-            if notes[name]:
-                outcome[name]["training"] = notes[name]
-            if remarks[name]:
-                outcome[name]["suspects"] = list(remarks[name])
-        for name, (label, teacher) in teachers.items():
-            kept = retention(logits[name], teacher.logits(test.images), test.labels, models[name].cost, teacher.cost)
-            outcome[name]["teacher"] = {"name": label, **kept.to_dict()}
-        return outcome
+        found, faults = without_faulty(uploads, lambda kept: evaluate(specs, kept, self.dataset.test, fuse))
+        for one in found:
+            one.model.save(self.files.model(one.name), embed=False)
+        reasons = [f"client {fault.client} is left out: {fault}" for fault in faults]
+        left_out = {"left_out": reasons} if reasons else {}
+        return {one.name: one.to_dict() | left_out for one in found}
 
     def _diagnose(self, uploads: UploadSet, report: Any) -> dict[str, Any]:
         del report
@@ -397,13 +350,8 @@ class Federation:
             self.public,
         )
 
-        def answers(kept: UploadSet) -> dict[str, Tensor]:
-            models = {spec["name"]: build_fusion(spec).fuse(kept) for spec in specs}
-            return logits_of_all(models, self.dataset.test.images)
-
-        logits, _ = without_faulty(uploads, answers)
-        labels = self.dataset.test.labels
-        return {name: float((value.argmax(1) == labels).double().mean()) for name, value in logits.items()}
+        found, _ = without_faulty(uploads, lambda kept: evaluate(specs, kept, self.dataset.test))
+        return {one.name: one.scores.accuracy for one in found}
 
     def result(self, summaries: Sequence[ClientSummary], uploads: UploadSet) -> dict[str, Any]:
         experiment = self.experiment

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from oneflare.core.config import Experiment
 from oneflare.core.files import digest_of, exclusive, read_json, write_json
 from oneflare.core.stopping import UNCHANGED, on_stop
 from oneflare.errors import ConfigError, OneFlareError, RunError
 from oneflare.fusion import (
     FUSIONS,
-    GlobalModel,
+    Fused,
     MemberModel,
     UploadSet,
+    Workspace,
     build_fusion,
     check_needs,
     load_model,
-    logits_of_all,
-    made_by,
     made_with,
 )
 from oneflare.fusion.membership import Membership
-from oneflare.fusion.workspace import Workspace
-from oneflare.metrics import retention, score
+from oneflare.metrics import TimedFusion, fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.engines.measure import measure
 from oneflare.simulation.kept import diagnose_into, say_if_outdated
@@ -219,18 +219,18 @@ def bench_run(
                 found[spec["name"]] = read_json(files.metrics(spec["name"]))
             else:
                 fresh.append(spec)
-        costs: dict[str, dict[str, Any]] = {}
+        measured: list[Measured] = []
         for number, spec in enumerate(fresh, start=1):
             say_if_outdated(files.metrics(spec["name"]), spec, observer.warn)
             observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
             try:
-                costs[spec["name"]] = _fuse(spec, uploads, files)
+                measured.append(_fuse(spec, uploads, files, federation.encoder))
             except OneFlareError as error:
                 if names is not None:
                     raise
                 left_out[spec["name"]] = str(error)
-        observer.stage(f"measuring {len(costs)} models")
-        found |= _evaluate(federation, uploads, files, {spec["name"]: spec for spec in specs}, costs)
+        observer.stage(f"measuring {len(measured)} models")
+        found |= _evaluate(federation, uploads, files, measured)
         geometry = _geometry(federation, uploads, files) if diagnostics else None
         if not membership.unchanged:
             write_json(
@@ -284,64 +284,58 @@ def _complete(files: RunFiles, spec: Mapping[str, Any], uploads: UploadSet) -> b
     return metrics.get(STAMP) == _stamp(spec, uploads) and made_with(metrics, spec)
 
 
-def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
-    """Write the model; what that cost."""
+@dataclass(frozen=True)
+class Measured:
+    """A fusion that was made in a process of its own, with what that took."""
+
+    made: TimedFusion
+    cost: dict[str, Any]
+    """fields of `metrics.json`"""
+
+
+def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder: nn.Module | None) -> Measured:
+    """Fuse in a process of its own, which writes the model, and read it back here."""
     fusion = build_fusion(spec)
     path = files.model(spec["name"])
     workspace = Workspace(files.fusion_checkpoint(spec["name"]))
-    cost = measure(
-        lambda: fusion.fuse_in(uploads, workspace),
-        lambda model: model.save(path, embed=False),
-        rehearse=not fusion.trains,
-    )
+
+    def keep(made: TimedFusion) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is said beside the model is sent here, the model goes into its file."""
+        fused = made.fused
+        fused.model.save(path, embed=False)
+        said = {"notes": fused.notes, "suspects": fused.suspects, "seconds_before": fused.seconds_before}
+        return said, dict(made.origin)
+
+    cost, (said, origin) = measure(lambda: fuse_timed(spec, uploads, workspace), keep, rehearse=not fusion.trains)
     workspace.discard()
-    return {
-        "fuse_seconds": cost.seconds,
-        "fuse_cpu_seconds": cost.cpu_seconds,
-        "peak_memory_bytes": cost.peak_memory_bytes,
-        "needed_bytes": sum(upload.needed_bytes(fusion.needs) for upload in uploads),
-        STAMP: _stamp(spec, uploads),
-    }
+    model = load_model(path, encoder)
+    if isinstance(model, MemberModel):
+        model.encoder = uploads.scratch  # one for all models
+    fused = Fused(model, **said)
+    return Measured(
+        TimedFusion(spec, fused, fused.seconds_before + cost.seconds, origin),
+        {
+            "fuse_cpu_seconds": cost.cpu_seconds,
+            "peak_memory_bytes": cost.peak_memory_bytes,
+            "needed_bytes": sum(upload.needed_bytes(fusion.needs) for upload in uploads),
+            STAMP: _stamp(spec, uploads),
+        },
+    )
 
 
 def _evaluate(
-    federation: Federation,
-    uploads: UploadSet,
-    files: RunFiles,
-    specs: Mapping[str, Mapping[str, Any]],
-    costs: Mapping[str, Mapping[str, Any]],
+    federation: Federation, uploads: UploadSet, files: RunFiles, measured: Sequence[Measured]
 ) -> dict[str, dict[str, Any]]:
-    """Metrics of the models just written; those that ask every client's encoder share one pass of each."""
-    test = federation.dataset.test
-    members: dict[str, GlobalModel] = {}
-    logits, sizes = {}, {}
-    for name in costs:
-        model = load_model(files.model(name), federation.encoder)
-        sizes[name] = model.cost
-        if isinstance(model, MemberModel):
-            model.encoder = uploads.scratch
-            members[name] = model
-        else:
-            logits[name] = model.logits(test.images)
-    logits |= logits_of_all(members, test.images)
+    """Metrics of the models just written, kept beside them, by fusion."""
     found = {}
-    for name, cost in costs.items():
-        metrics = score(logits[name], test.labels).to_dict() | {
-            "parameters": sizes[name].parameters,
-            "forward_passes": sizes[name].forward_passes,
-            **cost,
-        }
-        teacher = build_fusion(specs[name]).teacher
-        if teacher is not None:
-            master = build_fusion(teacher).fuse(uploads)
-            kept = retention(logits[name], master.logits(test.images), test.labels, sizes[name], master.cost)
-            metrics["teacher"] = {"name": teacher["name"], **kept.to_dict()}
-        last = {"epoch": federation.experiment.epochs, "accuracy": metrics["accuracy"]}
-        path = files.metrics(name)
+    scored = score_all([one.made for one in measured], uploads, federation.dataset.test)
+    for one, evaluation in zip(measured, scored, strict=True):
+        path = files.metrics(evaluation.name)
         before = read_json(path) if path.exists() else {}
-        history = before["history"][:-1] if made_with(before, specs[name]) else []
-        found[name] = metrics | made_by(specs[name]) | {"history": [*history, last]}
-        write_json(path, found[name])
+        history = before["history"][:-1] if made_with(before, one.made.spec) else []
+        last = {"epoch": federation.experiment.epochs, "accuracy": evaluation.scores.accuracy}
+        found[evaluation.name] = evaluation.to_dict() | one.cost | {"history": [*history, last]}
+        write_json(path, found[evaluation.name])
     return found
 
 
