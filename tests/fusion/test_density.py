@@ -19,7 +19,7 @@ from oneflare.data import ClientData, load, prepare
 from oneflare.data.dataset import to_unit
 from oneflare.errors import ConfigError, MemberFault, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.density.ratio import density_rule, oracle_shrinkage, shrunk
+from oneflare.fusion.density.ratio import densities, oracle_shrinkage, shrunk
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
@@ -110,8 +110,7 @@ def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation
 def test_the_fused_scores_are_the_equation(federation):
     """Member by member and class by class with SciPy, from what the uploads hold."""
     images = DIGITS.test.images[:20]
-    rule = density_rule(federation, federation.counts, 0.5)
-    model = federation.members(rule)
+    model = federation.members(DensityRatio.of(*densities(federation, federation.counts, 0.5)))
     found = model.logits(images).double()
     counts, d = federation.counts, federation.contract.dim
     total, say = np.zeros((20, 10)), np.zeros(10)
@@ -164,7 +163,7 @@ def test_flare_measures_densities_unless_told_otherwise():
 
 
 def test_saved_and_exported_models_give_the_same_answers(federation, tmp_path):
-    model = build_fusion({"name": "density_ratio"}).fuse(federation)
+    model = build_fusion({"name": "density_ratio"}).fuse(federation).model
     images = DIGITS.test.images[:30]
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").predict(images), model.predict(images))
@@ -182,7 +181,7 @@ def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch
 
     monkeypatch.setattr(type(federation.uploads[0]), "evidence", flat)
     with pytest.raises(MemberFault, match="answers every background image alike") as caught:
-        density_rule(federation, federation.counts, 0.5)
+        densities(federation, federation.counts, 0.5)
     assert caught.value.client == 1
     assert isinstance(caught.value, UploadError)
 

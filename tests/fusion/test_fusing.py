@@ -33,7 +33,7 @@ IMAGES = load(DataConfig(test_size=40)).test.images
 RICH = {
     "method": "flare_analytic",
     "data": {"name": "digits", "train_size": 260, "test_size": 60, "public": 60},
-    "train": {"epochs": 1, "snapshots": 0},
+    "train": {"epochs": 1, "snapshots": 0, "holdout": 0.1},
     "upload": {"evidence": list(EVIDENCE)},
     "analytic": {"name": "random_conv"},
     "fusions": ["count_prototypes"],

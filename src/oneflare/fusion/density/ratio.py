@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from oneflare.errors import ConfigError, MemberFault
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
-from oneflare.fusion.trust.probes import probe_features
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.trust.suspects import COUNT_CAP, capped, find_suspects
-from oneflare.models.members import MemberModel
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.density import DensityRatio, Gaussians
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
 
@@ -60,18 +59,27 @@ class DensityRatioFusion(Fusion):
             raise ConfigError(f"fusion density_ratio.count_cap: must be at least 1 (got {count_cap})")
         self.shrinkage, self.count_cap, self.seed = shrinkage, count_cap, seed
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
-        features = probe_features(uploads, self.seed)
-        suspects = find_suspects(uploads, self.seed, self.count_cap, features)
-        self.remarks = tuple(str(suspect) for suspect in suspects)
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        suspects = tuple(find_suspects(uploads, self.seed, self.count_cap))
         kept = uploads.without({suspect.client for suspect in suspects if suspect.left_out})
-        claimed = torch.tensor([upload.samples for upload in kept], dtype=torch.float64)
-        counts = kept.counts * (capped(claimed, self.count_cap)[0] / claimed.clamp(min=1e-12))[:, None]
-        return kept.members(density_rule(kept, counts, self.shrinkage))
+        rule = DensityRatio.of(*densities(kept, believed_counts(kept, self.count_cap), self.shrinkage))
+        return Fused(kept.members(rule), suspects=suspects)
 
 
-def density_rule(uploads: UploadSet, counts: Tensor, shrinkage: float) -> DensityRatio:
-    """The rule from the members' evidence; counts `(N, C)`, as far as they are believed."""
+def believed_counts(uploads: UploadSet, count_cap: float) -> Tensor:
+    """Class counts `(N, C)` of members, with claims to too many images cut down."""
+    claimed = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
+    counts: Tensor = uploads.counts * (capped(claimed, count_cap)[0] / claimed.clamp(min=1e-12))[:, None]
+    return counts
+
+
+def densities(
+    uploads: UploadSet, counts: Tensor, shrinkage: float = SHRINKAGE
+) -> tuple[Tensor, Gaussians, Gaussians, float]:
+    """What a density rule is made of, from the members' evidence: weights, classes, background, bound.
+
+    counts: `(N, C)`, as far as they are believed.
+    """
     parts = [upload.evidence(DENSITY) for upload in uploads]
     means, middle = (torch.stack([part[name].double() for part in parts]) for name in (DENSITY_MEANS, BACKGROUND_MEAN))
     within, behind = (torch.stack([unpack_symmetric(part[name]) for part in parts]) for name in (WITHIN, BACKGROUND))
@@ -88,4 +96,4 @@ def density_rule(uploads: UploadSet, counts: Tensor, shrinkage: float) -> Densit
     classes = Gaussians.of(means, shrunk(pooled, degrees + PRIOR_IMAGES, shrinkage), spread)
     background = Gaussians.of(middle[:, None], shrunk(behind, images, shrinkage), torch.ones_like(spread[:, :1]))
     say = counts.sqrt()
-    return DensityRatio.of(say / say.sum(0).clamp(min=1e-12), classes, background, float(dim))
+    return say / say.sum(0).clamp(min=1e-12), classes, background, float(dim)
