@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import struct
 import zlib
@@ -333,7 +334,7 @@ def test_dry_run_lists_every_damaged_file_and_they_can_be_skipped(scans, tmp_pat
     upload = read_upload(tmp_path / "u.safetensors", charter.contract)
     assert upload.notes == (note,)
     assert b"cut.png" not in upload.path.read_bytes()
-    assert take_in(charter, [upload.path], [], removed={}, late=False).notes == (f"north says: {note}",)
+    assert take_in(charter, [upload.path]).notes == (f"north says: {note}",)
 
 
 def test_notes_reveal_no_number_that_is_withheld_and_are_bounded(scans, tmp_path):
@@ -418,7 +419,7 @@ def test_every_door_gives_the_same_pixels(tmp_path):
     assert torch.equal(images, expected)
     evaluated = read_local(tmp_path / "images", ("a", "b"), model.task.image)
     assert torch.equal(evaluated.split.images, torch.cat([expected] * 2))
-    Predictor(model, Limits()).answer([files[name] for name in order])
+    asyncio.run(Predictor(model, Limits()).answer([files[name] for name in order]))
     assert torch.equal(model.seen[0], expected)
     pq.write_table(
         pa.table({"image": [files[name] for name in order], "label": ["a"] * len(order)}), tmp_path / "t.parquet"
