@@ -48,7 +48,7 @@ def test_every_command_has_examples_that_parse_help_for_arguments_and_the_common
         examples += [line for line in lines if line == "oneflare " + " ".join(words)]
         assert examples, words
         for example in examples:
-            given = shlex.split(example.split(" > ")[0])[1 + len(words) :]
+            given = shlex.split(example.split(" > ")[0], comments=True)[1 + len(words) :]
             command.make_context(words[-1], given)  # raises where an option or argument is not right
         for parameter in command.params:
             assert parameter.help, (words, parameter.name)
@@ -232,7 +232,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
         ("oneflare run method = fl", {"flare", "flare_analytic", "floor"}),
         ("oneflare run data =", {"digits", "cifar10", "cifar100", "svhn", "tiny-imagenet", "folder"}),
         ("oneflare compare etf", {"etf_annealed"}),
-        ("oneflare explain etf", {"etf_annealed"}),
+        ("oneflare explain etf", {"etf", "etf_annealed"}),
         ("oneflare fuse runs/demo --fusion iffi", {"iffi", "iffi_released"}),
         ("oneflare study table", {"table1", "table2", "table3"}),
     ],
