@@ -153,8 +153,8 @@ def test_compare_pairs_methods_over_seeds(tmp_path):
     gaps = [b - a for a, b in zip(first["accuracies"], second["accuracies"], strict=True)]
     assert second["paired_difference"] == pytest.approx(sum(gaps) / 2)
     runs = [read_result(tmp_path / run) for runs in content["runs"].values() for run in runs]
-    assert runs[0].content["partition"]["digest"] == runs[2].content["partition"]["digest"]
-    assert runs[0].content["partition"]["table"] == runs[2].content["partition"]["table"]
+    assert runs[0].content.partition.digest == runs[2].content.partition.digest
+    assert runs[0].content.partition.table == runs[2].content.partition.table
     shown = oneflare("compare", "fedavg", "fafi", *TINY_WORDS, "--seeds", "2", "--out", "c", cwd=tmp_path)
     assert "paired difference to fedavg" in shown.stdout
     assert "report: c/report.html" in shown.stdout

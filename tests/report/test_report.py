@@ -45,9 +45,9 @@ def test_the_page_of_a_run_says_what_its_files_say_and_needs_no_network(tiny_run
     result = read_result(tiny_run)
     story = embedded(text)
     for name, found in result.fusions.items():
-        assert f'data-value="{found["accuracy"]}"' in text
-        assert story["runs"][0]["fusions"][name]["per_class"] == found["per_class"]
-    assert story["runs"][0]["table"] == result.content["partition"]["table"]
+        assert f'data-value="{found.accuracy}"' in text
+        assert story["runs"][0]["fusions"][name]["per_class"] == found.per_class
+    assert story["runs"][0]["table"] == [list(row) for row in result.content.partition.table]
     assert story["runs"][0]["lambda"]["bound"] == 50
     assert "lambda_max: 50.0" in text
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)

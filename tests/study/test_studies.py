@@ -78,9 +78,9 @@ def test_the_figures_are_those_of_the_runs(tiny):
     assert len(cells) == 8
     for (place, row), cell in cells.items():
         results = [read_result(folder / "runs" / run) for run in cell["runs"]]
-        assert [result.content["seed"] for result in results] == cell["seeds"] == [0, 1, 2]
-        assert {result.content["method"] for result in results} == {cell["method"]}
-        accuracies = [result.fusions[cell["fusion"]]["accuracy"] for result in results]
+        assert [result.content.seed for result in results] == cell["seeds"] == [0, 1, 2]
+        assert {result.content.method for result in results} == {cell["method"]}
+        accuracies = [result.fusions[cell["fusion"]].accuracy for result in results]
         assert cell["accuracies"] == pytest.approx(accuracies, rel=1e-5)
         assert cell["mean"] == pytest.approx(statistics.fmean(accuracies), rel=1e-5)
         assert cell["std"] == pytest.approx(statistics.stdev(accuracies), rel=1e-5)
@@ -98,7 +98,7 @@ def test_the_figures_are_those_of_the_runs(tiny):
         assert low <= cell["difference"]["mean"] <= high
     aligned = cells["digits-a0.3-c2", "v11"]
     largest = [
-        max(c["lambda_raw_max"] for c in read_result(folder / "runs" / run).content["clients"])
+        max(client.lambda_raw_max for client in read_result(folder / "runs" / run).content.clients)
         for run in aligned["runs"]
     ]
     assert aligned["lambda"]["largest_raw"] == pytest.approx(largest, rel=1e-5)
@@ -131,9 +131,13 @@ def test_claims_are_judged_on_the_runs(tiny):
     assert shorter["values"] == pytest.approx(values, rel=1e-4)
     assert shorter["unit"] == "%"
     (trend,) = claims["K2"]["tests"]
-    accuracy = lambda alpha, arm, seed: read_result(  # noqa: E731
-        plan.cells[f"digits-a{alpha}-c2", arm, seed].folder(folder / "runs")
-    ).fusions["feature_mean"]["accuracy"]
+    accuracy = lambda alpha, arm, seed: (
+        read_result(  # noqa: E731
+            plan.cells[f"digits-a{alpha}-c2", arm, seed].folder(folder / "runs")
+        )
+        .fusions["feature_mean"]
+        .accuracy
+    )
     gaps = [[accuracy(alpha, "v11", s) - accuracy(alpha, "fafi", s) for s in range(3)] for alpha in ("0.3", "1")]
     assert trend["values"] == pytest.approx([100 * (a - b) for a, b in zip(*gaps, strict=True)], abs=1e-3)
     assert claims["K3"]["verdict"] == "confirmed"

@@ -95,9 +95,9 @@ def _difference(findings: Findings, test: Statement, place: Place) -> Difference
         return None if found is None else _in_points(found)
     gaps = []
     for one, other in findings.paired(place, test.arm, test.than):
-        ours, theirs = one.result.content["diagnostics"], other.result.content["diagnostics"]
+        ours, theirs = one.diagnostic(test.measure), other.diagnostic(test.measure)
         if ours is not None and theirs is not None:
-            gaps.append(100 * (ours[test.measure] / theirs[test.measure] - 1))
+            gaps.append(100 * (ours / theirs - 1))
     return difference(gaps) if gaps else None
 
 

@@ -57,7 +57,7 @@ class Comparison:
         runs = self.results[method]
         if any(fusion not in run.fusions for run in runs):
             return None
-        return Cell(tuple(float(run.fusions[fusion]["accuracy"]) for run in runs))
+        return Cell(tuple(run.fusions[fusion].accuracy for run in runs))
 
     def difference(self, method: str, fusion: str) -> tuple[float, float | None] | None:
         """Mean and deviation over seeds of (method - first method), both under one fusion."""

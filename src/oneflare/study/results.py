@@ -154,11 +154,12 @@ def _cell(findings: Findings, place: Place, row: Row, *, with_traces: bool) -> d
     if against is not None:
         shared = [one.seed for one, _ in findings.paired(place, row.id, baseline)]
         content["difference"] = rounded(against.to_dict()) | {"seeds": shared}
-    for name in ("balanced_accuracy", "worst_class", "calibration_error"):
-        content[name.removesuffix("_accuracy")] = _mean(float(one.metrics[name]) for one in found)
+    content["balanced"] = _mean(one.metrics.balanced_accuracy for one in found)
+    content["worst_class"] = _mean(one.metrics.worst_class for one in found)
+    content["calibration_error"] = _mean(one.metrics.calibration_error for one in found)
     content["per_class"] = [
         _mean(value for value in column if value is not None)
-        for column in zip(*(one.metrics["per_class"] for one in found), strict=True)
+        for column in zip(*(one.metrics.per_class for one in found), strict=True)
     ]
     peaks = [one.peak for one in found]
     content["peak"] = {"accuracies": rounded(peaks), "mean": _mean(peaks)}
@@ -166,10 +167,10 @@ def _cell(findings: Findings, place: Place, row: Row, *, with_traces: bool) -> d
     content["diagnostics"] = _diagnostics(found)
     content["lambda"] = _lambda(found, with_traces) if all(one.aligned for one in found) else None
     content["cost"] = {
-        "train_seconds": _mean(float(one.result.content["cost"]["train_seconds"]) for one in found),
-        "upload_bytes": _mean(float(one.result.content["cost"]["upload_bytes"]) for one in found),
-        "forward_passes": found[0].metrics["forward_passes"],
-        "parameters": found[0].metrics["parameters"],
+        "train_seconds": _mean(one.result.content.cost.train_seconds for one in found),
+        "upload_bytes": _mean(one.result.content.cost.upload_bytes for one in found),
+        "forward_passes": found[0].metrics.forward_passes,
+        "parameters": found[0].metrics.parameters,
     }
     return content
 
@@ -184,15 +185,15 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 
 def _history(found: Sequence[Finished]) -> list[dict[str, Any]]:
     points = []
-    for column in zip(*(one.metrics["history"] for one in found), strict=True):
-        accuracies = [float(point["accuracy"]) for point in column]
-        points.append({"epoch": column[0]["epoch"], "accuracies": rounded(accuracies), "mean": _mean(accuracies)})
+    for column in zip(*(one.metrics.history for one in found), strict=True):
+        accuracies = [point.accuracy for point in column]
+        points.append({"epoch": column[0].epoch, "accuracies": rounded(accuracies), "mean": _mean(accuracies)})
     return points
 
 
 def _diagnostics(found: Sequence[Finished]) -> dict[str, list[float]] | None:
-    measured = [one.result.content["diagnostics"] for one in found]
-    if any(one is None for one in measured):
+    measured = [one.result.content.diagnostics.to_dict() for one in found if one.result.content.diagnostics is not None]
+    if len(measured) < len(found):
         return None
     names = [name for name, value in measured[0].items() if isinstance(value, int | float)]
     return {name: rounded([one[name] for one in measured]) for name in names}
@@ -227,7 +228,7 @@ def _provenance(findings: Findings) -> dict[str, Any]:
     import torch
 
     finished = {cell.name: findings.result(cell) for cell in findings.plan.cells.values()}
-    seconds = sum(float(result.content["cost"]["train_seconds"]) for result in finished.values() if result is not None)
+    seconds = sum(result.content.cost.train_seconds for result in finished.values() if result is not None)
     return {
         "oneflare": __version__,
         "arithmetic": {"training": TRAINING_ARITHMETIC, "fusion": FUSION_ARITHMETIC},
