@@ -18,7 +18,7 @@ from oneflare.core.plain import plain
 if TYPE_CHECKING:
     from oneflare.methods import Method
     from oneflare.methods.explain import Explanation
-    from oneflare.simulation.results import TeacherResult
+    from oneflare.metrics import Retention
     from oneflare.simulation.stages import Result
     from oneflare.study import Comparison
     from oneflare.study.bench.suite import Target
@@ -141,7 +141,7 @@ def run_result(result: Result) -> None:
     console.print(f"files: {result.folder}")
 
 
-def retention(name: str, teacher: TeacherResult) -> str:
+def retention(name: str, teacher: Retention) -> str:
     """What a distilled model keeps of its teacher, and what it saves."""
     return (
         f"{name} keeps {_percent(teacher.kept)} % of the accuracy of {teacher.name} "
