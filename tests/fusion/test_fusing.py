@@ -21,7 +21,7 @@ from oneflare.methods.resolve import resolve
 from oneflare.simulation.engines.measure import measure
 from oneflare.simulation.stages import Observer, RunFiles, fuse_run, open_run, run_experiment
 from oneflare.study.compare import compare_methods
-from oneflare.study.fusing import DIAGNOSTICS, STAMP, bench_runs
+from oneflare.study.fusing import DIAGNOSTICS, bench_runs
 from oneflare.upload.evidence import EVIDENCE
 from shared import oneflare
 
@@ -122,7 +122,7 @@ def test_a_second_table_reads_back_what_is_there(own_copy, monkeypatch):
     (again,) = bench_runs([own_copy], names=["ties", "feature_mean"])
     assert again.to_dict() == first.to_dict()
     path = RunFiles(own_copy).metrics("ties")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {STAMP: "of other uploads"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"measured": "of other uploads"}))
     with pytest.raises(pytest.fail.Exception):
         bench_runs([own_copy], names=["ties"])
 
@@ -158,7 +158,7 @@ def test_seeds_are_paired(tmp_path):
     assert row["paired_difference"]["values"] == pytest.approx(gaps)
     assert row["paired_difference"]["mean"] == pytest.approx(np.mean(gaps))
     assert row["paired_difference"]["std"] == pytest.approx(np.std(gaps, ddof=1))
-    assert row.accuracy["std"] == pytest.approx(np.std(accuracy["average"], ddof=1))
+    assert row["accuracy"]["std"] == pytest.approx(np.std(accuracy["average"], ddof=1))
     assert table.to_dict()["seeds"] == [0, 1]
     with pytest.raises(RunError, match="same settings and seed was named before"):
         bench_runs([tmp_path / "c" / "fafi-s0", tmp_path / "c" / "fafi-s0"], names=[])

@@ -103,7 +103,7 @@ def test_a_fusion_is_read_by_field_and_as_scripts_of_the_first_release_do(tiny_r
 
 @pytest.mark.parametrize("content", [[], None, "text", 3])
 def test_what_is_no_table_is_refused(content):
-    with pytest.raises(RunError, match="^a file: it is not a table of fields; do this$"):
+    with pytest.raises(RunError, match=r"^a file: it is not a table of fields; do this$"):
         parse_record(FusionResult, content, "a file", "do this")
 
 

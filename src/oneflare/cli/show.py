@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oneflare.study import Comparison
     from oneflare.study.bench.suite import Target
     from oneflare.study.declare import Declaration
+    from oneflare.study.records import StudyResult
     from oneflare.study.studies import Findings
 
 WIDEST_TABLE = 20
@@ -265,24 +266,22 @@ def studies(entries: Iterable[Declaration]) -> None:
     console_for().print(table)
 
 
-def study_results(content: Mapping[str, Any]) -> None:
+def study_results(content: StudyResult) -> None:
     from oneflare.study.markdown import percent, place_name, points
 
     console = console_for()
-    cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
-    seeds = len(content["seeds"])
-    console.print(f"[bold]{content['title']}[/bold] ({content['scale']}, {seeds} seed{'s' if seeds > 1 else ''})")
-    for place in content["places"]:
+    seeds = len(content.seeds)
+    console.print(f"[bold]{content.title}[/bold] ({content.scale}, {seeds} seed{'s' if seeds > 1 else ''})")
+    for place in content.places:
         table = Table(title=place_name(place), title_justify="left")
-        for name in ("method", "server", "accuracy %", f"difference to {content['baseline']}"):
+        for name in ("method", "server", "accuracy %", f"difference to {content.baseline}"):
             table.add_column(name, justify="left" if name in ("method", "server") else "right", no_wrap=True)
-        for row in content["rows"]:
-            cell = cells[place["id"], row["id"]]
-            label = row["label"].removesuffix(f", {row['fusion']}")
-            table.add_row(label, row["fusion"], percent(cell), points(cell["difference"]))
+        for row in content.rows:
+            cell = content.cell(place.id, row.id)
+            table.add_row(row.short_label, row.fusion, percent(cell), points(cell.difference))
         console.print(table)
-    for claim in content["claims"]:
-        console.print(f"{claim['verdict']:9}  {claim['id']}: {claim['text']}", markup=False)
+    for claim in content.claims:
+        console.print(f"{claim.verdict:9}  {claim.id}: {claim.text}", markup=False)
 
 
 def findings(content: Findings) -> None:

@@ -14,15 +14,22 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from oneflare.core.files import read_json
 from oneflare.errors import RunError
 
-STRICT = ConfigDict(extra="forbid", strict=True)
 Record = TypeVar("Record")
+
+
+def json_name(field: str) -> str:
+    """A field's name in the file: `lambda_` is `lambda`, which Python does not take as a name."""
+    return field.removesuffix("_")
+
+
+STRICT = ConfigDict(extra="forbid", strict=True, alias_generator=json_name)
 
 
 def record_to_dict(record: Any) -> dict[str, Any]:
     """The JSON form of a record; a field whose default is None is left out while it is None."""
     optional = {field.name for field in dataclasses.fields(record) if field.default is None}
     values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    return {name: _json(value) for name, value in values.items() if not (name in optional and value is None)}
+    return {json_name(name): _json(value) for name, value in values.items() if not (name in optional and value is None)}
 
 
 def read_record(kind: type[Record], path: Path, remedy: str) -> Record:
@@ -54,6 +61,8 @@ def _complaint(error: ValidationError) -> str:
     unknown = ("unexpected_keyword_argument", "extra_forbidden")
     first = next((one for one in errors if one["type"] in unknown), errors[0])
     name = ".".join(str(part) for part in first["loc"][1:])
+    if first["type"] == "value_error":
+        return f"{f'{name}: ' if name else ''}{first['msg'].removeprefix('Value error, ')}"
     if not name:
         return "it is not a table of fields"
     if first["type"] in unknown:
