@@ -55,11 +55,11 @@ def run(layer: dict[str, Any], keep: Callable[[Result], dict[str, Any]] | None =
         content = result.content
         kept = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error", "fuse_seconds")
         figures = {
-            "fusions": {name: {key: row[key] for key in kept} for name, row in content["fusions"].items()},
-            "upload_bytes_per_client": content["cost"]["upload_bytes"] / len(content["fused_clients"]),
-            "clients": len(content["fused_clients"]),
-            "epochs": content["epochs"],
-            "peak_memory_bytes": content["cost"]["peak_memory_bytes"],
+            "fusions": {name: {key: getattr(row, key) for key in kept} for name, row in content.fusions.items()},
+            "upload_bytes_per_client": content.cost.upload_bytes / len(content.fused_clients),
+            "clients": len(content.fused_clients),
+            "epochs": content.epochs,
+            "peak_memory_bytes": content.cost.peak_memory_bytes,
             "wall_seconds": time.monotonic() - started,
         }
         return figures | (keep(result) if keep else {})

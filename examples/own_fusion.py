@@ -48,4 +48,4 @@ check_fusion("loudest")
 folder = Path(mkdtemp()) / "run"
 oneflare.run(data="digits", clients=4, alpha=0.3, epochs=5, fusions="count_prototypes", out=folder)
 for name, row in fuse_run(folder, [{"name": "loudest"}]).fusions.items():
-    print(f"{name:18} {100 * row['accuracy']:5.1f} %")
+    print(f"{name:18} {100 * row.accuracy:5.1f} %")

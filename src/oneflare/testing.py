@@ -150,8 +150,8 @@ def check_method(name: str, **settings: Any) -> None:
     """Resolves, trains an epoch on a few images, and every fusion it names gives a finite answer."""
     with tempfile.TemporaryDirectory() as folder:
         result = _tiny_run(Path(folder), {"method": name, **settings})
-        for fusion, row in result.content["fusions"].items():
-            _require(math.isfinite(row["accuracy"]), f"{name}: accuracy of {fusion} is {row['accuracy']}")
+        for fusion, row in result.fusions.items():
+            _require(math.isfinite(row.accuracy), f"{name}: accuracy of {fusion} is {row.accuracy}")
 
 
 def check_fusion(name: str, *, settings: dict[str, Any] | None = None, **options: Any) -> None:

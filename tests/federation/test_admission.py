@@ -120,8 +120,8 @@ def test_without_images_the_statistics_name_who_swapped_which_classes(ward, tmp_
 def test_sums_that_no_images_could_give_are_refused_by_name(ward, tmp_path):
     federation = copy_of(ward, tmp_path / "federation")
     charter = read_charter(federation)
-    honest = read_upload(ward / "inbox" / "north.safetensors", charter.contract)
-    seal(rewritten(honest, tmp_path / "lie", negated_sums), tmp_path / "mallory.safetensors")
+    own = read_upload(ward / "mallory.safetensors", charter.contract)
+    seal(rewritten(own, tmp_path / "lie", negated_sums), tmp_path / "mallory.safetensors")
     content = fuse_federation(federation, add=[tmp_path / "mallory.safetensors"]).content
     assert [member["name"] for member in content["members"]] == list(NAMES)
     (verdict,) = [verdict for verdict in content["verdicts"] if verdict["member"] == "mallory"]

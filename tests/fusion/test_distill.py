@@ -29,6 +29,7 @@ from oneflare.methods.resolve import resolve
 from oneflare.metrics import retention
 from oneflare.models.base import Cost
 from oneflare.nn.generator import initial_generator
+from oneflare.simulation.results import Point
 from oneflare.simulation.stages import Observer, RunFiles, run_experiment
 from shared import SHORT
 
@@ -376,8 +377,8 @@ def test_a_run_with_distillation_reports_and_resumes(tmp_path, monkeypatch):
     assert same_weights(result.model("distill_public"), whole.model("distill_public"))
 
     row, teacher = result.fusions["distill_public"], result.fusions["count_prototypes"]
-    assert row["history"] == [{"epoch": 2, "accuracy": row["accuracy"]}]
-    assert len(teacher["history"]) == 2
+    assert row.history == (Point(2, row.accuracy),)
+    assert len(teacher.history) == 2
     assert row["training"]["steps"] == 8
     assert row["teacher"]["name"] == "count_prototypes"
     assert row["teacher"]["accuracy"] == teacher["accuracy"]
@@ -398,7 +399,7 @@ def test_the_command_says_what_is_kept_and_saved(tmp_path, capsys):
     text = " ".join(output.out.split())
     assert "distill_public keeps" in text
     assert "of the accuracy of count_prototypes" in text
-    ratio = result.fusions["distill_public"]["teacher"]["parameters_ratio"]
+    ratio = result.fusions["distill_public"].teacher.parameters_ratio
     assert f"{ratio:.1f} times fewer parameters and 3.0 times fewer forward passes" in text
     assert "distill_public: 6 steps" in output.err
 

@@ -21,7 +21,7 @@ from oneflare.methods.resolve import resolve
 from oneflare.simulation.engines.measure import measure
 from oneflare.simulation.stages import Observer, RunFiles, fuse_run, open_run, run_experiment
 from oneflare.study.compare import compare_methods
-from oneflare.study.fusing import DIAGNOSTICS, STAMP, bench_runs
+from oneflare.study.fusing import DIAGNOSTICS, bench_runs
 from oneflare.upload.evidence import EVIDENCE
 from shared import oneflare
 
@@ -33,7 +33,7 @@ IMAGES = load(DataConfig(test_size=40)).test.images
 RICH = {
     "method": "flare_analytic",
     "data": {"name": "digits", "train_size": 260, "test_size": 60, "public": 60},
-    "train": {"epochs": 1, "snapshots": 0},
+    "train": {"epochs": 1, "snapshots": 0, "holdout": 0.1},
     "upload": {"evidence": list(EVIDENCE)},
     "analytic": {"name": "random_conv"},
     "fusions": ["count_prototypes"],
@@ -89,15 +89,15 @@ def test_all_fusions_of_a_run_in_one_table(own_copy, rich_uploads):
     test = load(resolve(TINY, RICH).data).test
     for name, logits in logits_of_all(models, test.images).items():
         row = table.runs[0].fusions[name]
-        assert row["accuracy"] == float((logits.argmax(1) == test.labels).double().mean())
-        assert row["parameters"] == models[name].cost.parameters
-        assert row["forward_passes"] == models[name].cost.forward_passes
+        assert row.accuracy == float((logits.argmax(1) == test.labels).double().mean())
+        assert row.parameters == models[name].cost.parameters
+        assert row.forward_passes == models[name].cost.forward_passes
     for name in table.names:
         row = table.runs[0].fusions[name]
-        assert row["fuse_seconds"] > 0
-        assert row["peak_memory_bytes"] >= 0
+        assert row.fuse_seconds > 0
+        assert row.peak_memory_bytes >= 0
         assert (own_copy / "fusions" / name / "model.safetensors").exists()
-        assert all(np.isfinite(row[key]) for key in ("balanced_accuracy", "worst_class", "calibration_error"))
+        assert all(np.isfinite(getattr(row, key)) for key in ("balanced_accuracy", "worst_class", "calibration_error"))
     assert before == {path: path.read_bytes() for path in before}
     assert (own_copy / "result.json").read_bytes() == result_before
     assert fuse_run(own_copy, [{"name": "ties"}]).fusions["ties"] == table.runs[0].fusions["ties"]
@@ -122,7 +122,7 @@ def test_a_second_table_reads_back_what_is_there(own_copy, monkeypatch):
     (again,) = bench_runs([own_copy], names=["ties", "feature_mean"])
     assert again.to_dict() == first.to_dict()
     path = RunFiles(own_copy).metrics("ties")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {STAMP: "of other uploads"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"measured": "of other uploads"}))
     with pytest.raises(pytest.fail.Exception):
         bench_runs([own_copy], names=["ties"])
 
@@ -152,7 +152,7 @@ def test_seeds_are_paired(tmp_path):
     tables = bench_runs([comparison.folder], names=["feature_mean", "average"])
     assert [table.experiment.method for table in tables] == ["fafi", "fedavg"]
     table = tables[0]
-    accuracy = {name: [run.fusions[name]["accuracy"] for run in table.runs] for name in table.names}
+    accuracy = {name: [run.fusions[name].accuracy for run in table.runs] for name in table.names}
     gaps = [b - a for a, b in zip(accuracy["feature_mean"], accuracy["average"], strict=True)]
     row = table.to_dict()["fusions"]["average"]
     assert row["paired_difference"]["values"] == pytest.approx(gaps)
@@ -283,11 +283,11 @@ def test_errors_of_the_measured_work_arrive():
 def test_diagnostics_of_any_run(own_copy):
     (table,) = bench_runs([own_copy], names=[], diagnostics=True)
     content = table.runs[0].diagnostics
-    assert content == json.loads((own_copy / "diagnostics.json").read_text())
+    assert content.to_dict() == json.loads((own_copy / "diagnostics.json").read_text())
     assert set(content) == {*DIAGNOSTICS, "code"}
     (less,) = bench_runs([own_copy], names=[], diagnostics=True, membership=Membership(without=(0,)))
-    assert less.runs[0].diagnostics["cka"] != content["cka"]
-    assert len(less.runs[0].diagnostics["client_entropy"]) == 2
+    assert less.runs[0].diagnostics.cka != content.cka
+    assert len(less.runs[0].diagnostics.client_entropy) == 2
 
 
 def test_the_command(own_copy, tmp_path):
@@ -309,11 +309,11 @@ def test_other_options_after_a_table_are_made_anew(own_copy):
     bench_runs([own_copy], names=["median_prototypes"])
     trimmed = {"name": "median_prototypes", "kind": "trimmed"}
     found = fuse_run(own_copy, [trimmed]).fusions["median_prototypes"]
-    assert found["options"]["kind"] == "trimmed"
+    assert found.options["kind"] == "trimmed"
     (table,) = bench_runs([own_copy], names=[{"name": "median_prototypes", "kind": "median"}])
     again = table.runs[0].fusions["median_prototypes"]
-    assert again["options"]["kind"] == "median"
-    assert len(again["history"]) == 1  # checkpoints of the trimmed one are not its own
+    assert again.options["kind"] == "median"
+    assert len(again.history) == 1  # checkpoints of the trimmed one are not its own
 
 
 def test_without_a_name_the_members_are_fused_as_the_run_was(own_copy, capsys):

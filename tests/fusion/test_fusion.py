@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -227,7 +228,7 @@ def test_needs_are_checked_before_training():
 
 def test_withheld_counts_are_named_at_fusion(tiny_uploads):
     first = tiny_uploads.uploads[0]
-    hidden = type(first)(first.path, first.manifest, first.prototypes, None)
+    hidden = dataclasses.replace(first, counts=None)
     uploads = UploadSet((hidden, *tiny_uploads.uploads[1:]), tiny_uploads.contract, tiny_uploads.template)
     with pytest.raises(UploadError, match="class counts were withheld"):
         fuse("count_prototypes", uploads)

@@ -176,7 +176,7 @@ class TwoClients:
 def test_fisher_by_hand(uploads, tmp_path):
     """Sizes 1 and 3: (1 F_1 t_1 + 3 F_2 t_2)/(F_1 + 3 F_2); without information, the average by size."""
     values = torch.tensor([[1.0, 2.0], [4.0, 8.0]]), torch.tensor([[5.0, 6.0], [0.0, 0.0]])
-    informations = torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([[1.0, 1.0], [2.0, 0.0]])
+    informations = torch.tensor([[0.9, 0.3], [0.0, 0.0]]), torch.tensor([[0.3, 0.3], [0.6, 0.0]])
     two = TwoClients(uploads, values, informations, tmp_path).uploads
     fused = build_fusion({"name": "fisher", "damping": 1e-9}).fuse(two).model.network.prototypes[:2, :2]
     expected = torch.tensor([[(3 * 1 + 3 * 5) / 6, (2 + 3 * 6) / 4], [0.0, 2.0]])

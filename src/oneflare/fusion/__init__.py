@@ -1,6 +1,6 @@
 """Uploads -> one global model. The same uploads feed every fusion."""
 
-from oneflare.fusion import analytic, averaging, distillation, features, trust  # noqa: F401  (registers)
+from oneflare.fusion import analytic, averaging, density, distillation, features, trust  # noqa: F401  (registers)
 from oneflare.fusion.base import (
     FUSIONS,
     Fused,

@@ -1,11 +1,12 @@
 """What is measured: how well a model classifies, how far clients disagree, how collapsed their features are."""
 
-from oneflare.metrics.classification import Scores, score
+from oneflare.metrics.classification import Bin, Scores, score
 from oneflare.metrics.diagnostics import Diagnostics, diagnose
 from oneflare.metrics.evaluating import Evaluation, TimedFusion, evaluate, fuse_timed, score_all
 from oneflare.metrics.retention import Retention, retention
 
 __all__ = [
+    "Bin",
     "Diagnostics",
     "Evaluation",
     "Retention",

@@ -19,17 +19,25 @@ from oneflare.client.cohort import cohorts, supports, train_cohort
 from oneflare.client.public_teacher import teacher_features
 from oneflare.client.training import ClientFiles, ClientJob, ClientSummary, shared_start, snapshot_epochs
 from oneflare.core.config import Experiment
-from oneflare.core.files import read_json, save_state, write_json
+from oneflare.core.files import save_state
 from oneflare.core.privacy import Privacy
 from oneflare.data import ClientData, Dataset, ImageSpec, Partition, split_clients
 from oneflare.data.partition import partition_of
 from oneflare.errors import ConfigError, RunError, UploadError
-from oneflare.fusion import UploadSet, Workspace, build_fusion, made_with, without_faulty
+from oneflare.fusion import UploadSet, Workspace, build_fusion, without_faulty
 from oneflare.metrics import TimedFusion, evaluate, fuse_timed
 from oneflare.nn import ANCHORS, PrototypeNetwork, encoder_spec, feature_map_spec, initial_network
 from oneflare.nn.hardware import Workload, choose_device, choose_precision, precision_name
 from oneflare.simulation.engines import default_workers, map_tasks
 from oneflare.simulation.kept import EXPERIMENT, diagnose_into, say_if_outdated
+from oneflare.simulation.results import (
+    CostResult,
+    DataResult,
+    DiagnosticsResult,
+    FusionResult,
+    PartitionResult,
+    RunResult,
+)
 from oneflare.upload import Contract, Upload, read_upload
 from oneflare.upload.statistics import Plan
 
@@ -58,7 +66,7 @@ class Observer:
     def warn(self, text: str) -> None:
         """Something the user should know."""
 
-    def end(self, content: Mapping[str, Any]) -> None:
+    def end(self, content: RunResult) -> None:
         """The run is complete; `content` is what its `result.json` says."""
 
 
@@ -270,7 +278,7 @@ class Federation:
 
     def is_fused(self, spec: Mapping[str, Any]) -> bool:
         path = self.files.metrics(spec["name"])
-        return path.exists() and made_with(read_json(path), spec)
+        return path.exists() and FusionResult.read(path).made_with(spec)
 
     def fuse(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer) -> None:
         """Models, metrics and the simulated fusions at the snapshots, for the fusions that are not there yet."""
@@ -304,7 +312,8 @@ class Federation:
                 observer.warn(f"{name}: {remark}")
             history = [{"epoch": epoch, "accuracy": row[name]} for epoch, row in simulated if name in row]
             history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
-            write_json(self.files.metrics(name), final[name] | {"history": history})
+            path = self.files.metrics(name)
+            FusionResult.from_dict(final[name] | {"history": history}, str(path)).write(path)
             self._workspace(name).discard()
 
     def _workspace(self, name: str, report: Any = None) -> Workspace:
@@ -353,45 +362,51 @@ class Federation:
         found, _ = without_faulty(uploads, lambda kept: evaluate(specs, kept, self.dataset.test))
         return {one.name: one.scores.accuracy for one in found}
 
-    def result(self, summaries: Sequence[ClientSummary], uploads: UploadSet) -> dict[str, Any]:
+    def result(self, summaries: Sequence[ClientSummary], uploads: UploadSet) -> RunResult:
+        """What `result.json` says, once all clients and fusions are there."""
         experiment = self.experiment
         device = choose_device(experiment.train.device)
-        return {
-            "oneflare": __version__,
-            "code": experiment.code.model_dump(mode="json"),
-            "method": experiment.method,
-            "seed": experiment.seed,
-            "data": {
-                "name": self.dataset.name,
-                "train": len(self.dataset.train.labels),
-                "test": len(self.dataset.test.labels),
-                "public": 0 if self.dataset.public is None else len(self.dataset.public.labels),
-                "classes": list(self.dataset.classes),
-                "notes": list(self.dataset.notes),
-            },
-            "partition": {
-                **self.partition.to_dict(),
-                "alpha": experiment.partition.alpha if "dirichlet" in experiment.partition.kind else None,
-                "clients": experiment.partition.clients,
-                "digest": experiment.partition_digest(),
-            },
-            "encoder": self.contract.encoder,
-            "anchors": {**self.contract.anchors, "worst_cosine": self.worst_cosine},
-            "epochs": experiment.epochs,
-            "device": device.type,
-            "precision": ", ".join(sorted({summary.precision for summary in summaries if summary.precision}))
+        split = self.partition
+        return RunResult(
+            oneflare=__version__,
+            code=experiment.code,
+            method=experiment.method,
+            seed=experiment.seed,
+            data=DataResult(
+                name=self.dataset.name,
+                train=len(self.dataset.train.labels),
+                test=len(self.dataset.test.labels),
+                public=0 if self.dataset.public is None else len(self.dataset.public.labels),
+                classes=tuple(self.dataset.classes),
+                notes=tuple(self.dataset.notes),
+            ),
+            partition=PartitionResult(
+                kind=split.kind,
+                sizes=tuple(split.sizes),
+                table=tuple(tuple(row) for row in split.table.tolist()),
+                empty=tuple(split.empty),
+                assignments=split.assignments,
+                alpha=experiment.partition.alpha if "dirichlet" in experiment.partition.kind else None,
+                clients=experiment.partition.clients,
+                digest=experiment.partition_digest(),
+            ),
+            encoder=dict(self.contract.encoder),
+            anchors={**self.contract.anchors, "worst_cosine": self.worst_cosine},
+            epochs=experiment.epochs,
+            device=device.type,
+            precision=", ".join(sorted({summary.precision for summary in summaries if summary.precision}))
             or self.precision,
-            "headline": experiment.fusions[0]["name"],
-            "fusions": {spec["name"]: read_json(self.files.metrics(spec["name"])) for spec in experiment.fusions},
-            "diagnostics": read_json(self.files.diagnostics) if self.contract.deep else None,
-            "clients": [summary.to_dict() for summary in summaries],
-            "fused_clients": [upload.client for upload in uploads],
-            "cost": {
-                "train_seconds": sum(summary.train_seconds for summary in summaries),
-                "upload_bytes": sum(upload.file_bytes for upload in uploads),
-                "peak_memory_bytes": peak_memory_bytes(),
-            },
-        }
+            headline=experiment.fusions[0]["name"],
+            fusions={spec["name"]: FusionResult.read(self.files.metrics(spec["name"])) for spec in experiment.fusions},
+            diagnostics=DiagnosticsResult.read(self.files.diagnostics) if self.contract.deep else None,
+            clients=tuple(summaries),
+            fused_clients=tuple(upload.client for upload in uploads),
+            cost=CostResult(
+                train_seconds=sum(summary.train_seconds for summary in summaries),
+                upload_bytes=sum(upload.file_bytes for upload in uploads),
+                peak_memory_bytes=peak_memory_bytes(),
+            ),
+        )
 
 
 def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> Plan | None:

@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from oneflare.core.config import Experiment
-from oneflare.core.files import digest_of, exclusive, read_json, write_json
+from oneflare.core.files import digest_of, exclusive, write_json
+from oneflare.core.records import record_to_dict
 from oneflare.core.stopping import UNCHANGED, on_stop
 from oneflare.errors import ConfigError, OneFlareError, RunError
 from oneflare.fusion import (
@@ -23,20 +24,18 @@ from oneflare.fusion import (
     build_fusion,
     check_needs,
     load_model,
-    made_with,
 )
 from oneflare.fusion.membership import Membership
 from oneflare.metrics import TimedFusion, fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.engines.measure import measure
 from oneflare.simulation.kept import diagnose_into, say_if_outdated
+from oneflare.simulation.results import DiagnosticsResult, FusionResult
 from oneflare.simulation.simulation import Federation, Observer, RunFiles
 from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
 from oneflare.upload.evidence import EVIDENCE
 
-STAMP = "measured"
-"""in metrics.json: of which uploads and options the costs are"""
 FIGURES = (
     "accuracy", "balanced_accuracy", "worst_class", "calibration_error", "parameters", "forward_passes",
     "fuse_seconds", "fuse_cpu_seconds", "peak_memory_bytes", "needed_bytes",
@@ -62,11 +61,11 @@ class RunBench:
     folder: Path
     experiment: Experiment
     clients: tuple[int, ...]
-    fusions: dict[str, dict[str, Any]]
-    """name -> metrics"""
+    fusions: dict[str, FusionResult]
+    """by name"""
     left_out: dict[str, str]
     """name -> why"""
-    diagnostics: dict[str, Any] | None = None
+    diagnostics: DiagnosticsResult | None = None
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,12 @@ class BenchTable:
 
     def figure(self, name: str, key: str) -> Spread | None:
         """None where a run could not measure it."""
-        values = [run.fusions[name].get(key) for run in self.runs]
-        return None if any(value is None for value in values) else Spread(tuple(float(value) for value in values))  # type: ignore[arg-type]
+        values = [getattr(run.fusions[name], key) for run in self.runs]
+        return None if any(value is None for value in values) else Spread(tuple(float(value) for value in values))
 
     def difference(self, name: str) -> Spread:
         """Accuracy minus the first fusion's, seed by seed."""
-        pairs = ((run.fusions[name]["accuracy"], run.fusions[self.names[0]]["accuracy"]) for run in self.runs)
+        pairs = ((run.fusions[name].accuracy, run.fusions[self.names[0]].accuracy) for run in self.runs)
         return Spread(tuple(own - first for own, first in pairs))
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +141,7 @@ class BenchTable:
             "first": self.first,
             "fusions": fusions,
             "left_out": self.left_out,
-            "diagnostics": [run.diagnostics for run in self.runs],
+            "diagnostics": [None if run.diagnostics is None else run.diagnostics.to_dict() for run in self.runs],
         }
 
 
@@ -206,7 +205,7 @@ def bench_run(
         uploads = membership.apply(uploads)
         files = RunFiles(membership.folder(folder, uploads))
         specs = _specs(federation.experiment, names)
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, FusionResult] = {}
         left_out: dict[str, str] = {}
         fresh: list[dict[str, Any]] = []
         for spec in specs:
@@ -216,7 +215,7 @@ def bench_run(
             if reason is not None:
                 left_out[spec["name"]] = reason
             elif _complete(files, spec, uploads):
-                found[spec["name"]] = read_json(files.metrics(spec["name"]))
+                found[spec["name"]] = FusionResult.read(files.metrics(spec["name"]))
             else:
                 fresh.append(spec)
         measured: list[Measured] = []
@@ -280,8 +279,8 @@ def _complete(files: RunFiles, spec: Mapping[str, Any], uploads: UploadSet) -> b
     path = files.metrics(spec["name"])
     if not path.exists() or not files.model(spec["name"]).exists():
         return False
-    metrics = read_json(path)
-    return metrics.get(STAMP) == _stamp(spec, uploads) and made_with(metrics, spec)
+    metrics = FusionResult.read(path)
+    return metrics.measured == _stamp(spec, uploads) and metrics.made_with(spec)
 
 
 @dataclass(frozen=True)
@@ -318,28 +317,30 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder:
             "fuse_cpu_seconds": cost.cpu_seconds,
             "peak_memory_bytes": cost.peak_memory_bytes,
             "needed_bytes": sum(upload.needed_bytes(fusion.needs) for upload in uploads),
-            STAMP: _stamp(spec, uploads),
+            "measured": _stamp(spec, uploads),
         },
     )
 
 
 def _evaluate(
     federation: Federation, uploads: UploadSet, files: RunFiles, measured: Sequence[Measured]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, FusionResult]:
     """Metrics of the models just written, kept beside them, by fusion."""
     found = {}
     scored = score_all([one.made for one in measured], uploads, federation.dataset.test)
     for one, evaluation in zip(measured, scored, strict=True):
         path = files.metrics(evaluation.name)
-        before = read_json(path) if path.exists() else {}
-        history = before["history"][:-1] if made_with(before, one.made.spec) else []
+        before = FusionResult.read(path) if path.exists() else None
+        history = before.history[:-1] if before is not None and before.made_with(one.made.spec) else ()
         last = {"epoch": federation.experiment.epochs, "accuracy": evaluation.scores.accuracy}
-        found[evaluation.name] = evaluation.to_dict() | one.cost | {"history": [*history, last]}
-        write_json(path, found[evaluation.name])
+        points = [*map(record_to_dict, history), last]
+        content = evaluation.to_dict() | one.cost | {"history": points}
+        found[evaluation.name] = FusionResult.from_dict(content, str(path))
+        found[evaluation.name].write(path)
     return found
 
 
-def _geometry(federation: Federation, uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
+def _geometry(federation: Federation, uploads: UploadSet, files: RunFiles) -> DiagnosticsResult:
     """Neural collapse, CKA, cosines and distances of these members; kept beside their fusions."""
     if not federation.contract.deep:
         raise RunError(f"{files.folder} has no trained networks to diagnose; use a method that trains")

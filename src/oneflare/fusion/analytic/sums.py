@@ -9,9 +9,13 @@ import torch
 from oneflare.errors import ConfigError
 from oneflare.fusion.analytic.discriminant import solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
+from oneflare.fusion.density.ratio import believed_counts, densities
 from oneflare.fusion.trust.sums import doubtful_sums
+from oneflare.fusion.trust.suspects import COUNT_CAP
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
+from oneflare.models.members import Rule
+from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
 
 
@@ -51,13 +55,27 @@ class Analytic(Fusion):
 
 @FUSIONS.register("flare_analytic")
 class FlareAnalytic(Fusion):
-    """the analytic posterior, corrected by what each client's network knows among the classes it has seen"""
+    """the analytic posterior, corroborated by every client's network as far as it knows an image
 
-    needs = frozenset({"weights", "prototypes", "counts", "statistics", "calibration"})
+    networks=density: log p_c + log softmax(score)_c, with the scores of `density_ratio`. networks=redistribution: a
+    client moves probability only among the classes it has seen, as far as images that it kept back say that it may be
+    trusted (train.holdout).
+    """
+
+    needs = frozenset({"weights", "prototypes", "counts", "statistics"})
+
+    def __init__(self, *, networks: Literal["density", "redistribution"] = "density") -> None:
+        self.networks = networks
+        self.needs = self.needs | {"density" if networks == "density" else "calibration"}
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
-        trust = torch.tensor([upload.trust or 0.0 for upload in uploads])
-        members = uploads.members(Redistribution.of(uploads.counts, trust, uploads.prototypes))
         analytic, suspects = Analytic().solved(uploads)
+        members = uploads.members(self._rule(uploads))
         model = AnalyticMemberModel(uploads.task, members.members, members.rule, members.encoder, analytic)
         return Fused(model, suspects=suspects)
+
+    def _rule(self, uploads: UploadSet) -> Rule:
+        if self.networks == "density":
+            return Corroboration.of(*densities(uploads, believed_counts(uploads, COUNT_CAP)))
+        trust = torch.tensor([upload.trust or 0.0 for upload in uploads])
+        return Redistribution.of(uploads.counts, trust, uploads.prototypes)
