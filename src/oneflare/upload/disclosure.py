@@ -124,7 +124,8 @@ def _fields(
             "evidence",
             bytes_of(EVIDENCE),
             f"{', '.join(names)}: averages over your images of what the network made of them",
-            "no single image; more about what your images have in common than the network alone (class means most)",
+            "what your images have in common, more than the network alone tells; for a class of which you have one "
+            "or few images, nearly what the network made of each of them",
         )
     if manifest.get("trust") is not None:
         yield Field(
