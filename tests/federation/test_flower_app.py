@@ -222,7 +222,7 @@ def test_members_who_sent_by_file_stay_in_and_count(tmp_path):
     for name in ("north", "south"):
         data = member_data(charter, tmp_path / name).data
         make_upload(charter, data, tmp_path / "mail" / f"{name}.safetensors", member=name)
-    fuse_federation(federation, uploads=tmp_path / "mail")
+    fuse_federation(federation, uploads=tmp_path / "mail", min_members=2)
     round_here(tmp_path, [node_of(tmp_path, "east")], **{"min-members": 0})
     assert [member["name"] for member in read_fused(federation)["members"]] == list(MEMBERS)
     report = read_json(federation / "flower.json")
