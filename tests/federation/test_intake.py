@@ -241,7 +241,9 @@ def test_a_signature_is_for_one_digest_and_one_key(keys):
 
 
 def test_noise_on_counts_is_not_the_coordinators_to_redraw(images, tmp_path):
-    charter = tiny_charter(settings=TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.1}})
+    charter = tiny_charter(
+        settings=TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.1}, "fusions": ["count_prototypes"]}
+    )
     counts = []
     for name in ("a", "b"):
         data = member_data(charter, images).data
