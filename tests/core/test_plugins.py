@@ -120,7 +120,7 @@ def test_broken_parts_are_told_what_they_break():
 
     from oneflare.data.sources import SOURCES
     from oneflare.errors import OneFlareError
-    from oneflare.fusion.base import FUSIONS
+    from oneflare.fusion import FUSIONS, QUIET, Fusion, build_fusion
     from oneflare.methods import METHODS, Method, register
     from oneflare.nn.encoders import ENCODERS
     from oneflare.nn.feature_maps import FEATURE_MAPS
@@ -166,6 +166,17 @@ def test_broken_parts_are_told_what_they_break():
     class NoFusion:
         pass
 
+    class Bare(Fusion):
+        def fuse(self, uploads, workspace=QUIET):
+            return build_fusion({"name": "average"}).fuse(uploads).model
+
+    class Hoarder(Fusion):
+        single_network = True
+
+        def fuse(self, uploads, workspace=QUIET):
+            self.last = build_fusion({"name": "average"}).fuse(uploads)
+            return self.last
+
     cases = [
         (CONTROLLERS, Away, check_controller, "alignment counts -5 times the local loss, but 0 is recorded"),
         (CONTROLLERS, Number, check_controller, "loss() returns float, not a tensor"),
@@ -174,6 +185,8 @@ def test_broken_parts_are_told_what_they_break():
         (FEATURE_MAPS, Dice, check_feature_map, "two maps with one seed give different features"),
         (SOURCES, nothing, check_source, "returns NoneType, not an oneflare.Dataset"),
         (FUSIONS, NoFusion, check_fusion, "is not a Fusion; derive it from"),
+        (FUSIONS, Bare, check_fusion, "fuse() returns SingleModel; return Fused(model)"),
+        (FUSIONS, Hoarder, check_fusion, "fuse() sets last on the fusion; return it in Fused instead"),
     ]
     for registry, part, check, message in cases:
         if registry is CONTROLLERS and part is NoFusion:

@@ -115,7 +115,6 @@ def test_without_images_the_statistics_name_who_swapped_which_classes(ward, tmp_
     assert str(robust.suspects[0]).startswith(f"client {mallory} is suspect and is left out: its images of '3'")
     assert [(one.client, one.treatment) for one in plain.suspects] == [(mallory, "kept")]
     assert str(plain.suspects[0]).startswith(f"client {mallory} is suspect: its images of '3'")
-    assert without.suspects == ()
 
 
 def test_sums_that_no_images_could_give_are_refused_by_name(ward, tmp_path):
