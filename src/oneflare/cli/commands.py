@@ -1,4 +1,4 @@
-"""The commands. Each parses, calls the library and prints; results go to stdout, everything else to stderr."""
+"""Commands that run experiments and benchmarks: `run`, `compare` and `bench`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real federation by file: what the coordinator types, what members type, and what is in an upload."""
+"""`oneflare server` and `oneflare client`: a federation by file, for its coordinator and its members."""
 
 from __future__ import annotations
 

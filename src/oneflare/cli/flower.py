@@ -1,4 +1,4 @@
-"""A federation on Flower: what the coordinator and the members of a closed deployment type, and a rehearsal."""
+"""`oneflare flower`: a federation on Flower, for its coordinator and its members, and a trial on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oneflare fuse`: the uploads of finished runs, fused in other ways or by other members, without training."""
+"""`oneflare fuse`: fuses the uploads of finished runs in other ways or with other members, without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that look inside: methods in equations, schedules and lambda as pictures."""
+"""Commands that explain: a method in equations, schedules and lambda as pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user names (a model, an upload, a run, a federation) to a checked model, and what is known about it."""
+"""Finds and checks the model that a user names by a model file, an upload, a run or a federation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oneflare`: entry point, error handling and the list of commands."""
+"""`oneflare`: the entry point, the handling of errors and the list of commands."""
 
 from __future__ import annotations
 

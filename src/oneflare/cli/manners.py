@@ -1,5 +1,4 @@
-"""What all commands share: --quiet and --verbose before or after the command, arguments with their help, usage errors
-as one line."""
+"""What all commands share: --quiet and --verbose, arguments with their help, usage errors as one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one does with a model: ask it, measure it, export it, serve it."""
+"""Commands for a finished model: predict, evaluate, export, serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oneflare methods`: the methods, and with --parts everything else that has a name."""
+"""`oneflare methods`: lists the methods, and with --parts every other part that has a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line per client in a log file."""
+"""Progress on stderr: a bar on a terminal, one line per client in a log file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oneflare report`: the page, and its figures and tables as files for a paper."""
+"""`oneflare report`: writes the page of a result, and its figures and tables as files for a paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and lines on stdout."""
+"""The tables and lines that commands print on stdout."""
 
 from __future__ import annotations
 

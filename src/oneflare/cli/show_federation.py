@@ -1,4 +1,4 @@
-"""What a federation by file prints."""
+"""The tables and lines that the commands of a federation print."""
 
 from __future__ import annotations
 

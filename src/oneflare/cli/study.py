@@ -1,4 +1,4 @@
-"""`oneflare study`: the research log's claims and the paper's tables, rerun from their declarations."""
+"""`oneflare study`: runs the declared studies and prints which claims their figures support."""
 
 from __future__ import annotations
 

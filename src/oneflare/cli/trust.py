@@ -1,4 +1,4 @@
-"""Commands about trust: what uploads give away, and what hostile ones do to a model."""
+"""Commands about trust: what uploads reveal, and what hostile uploads do to a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several small clients trained together: one batch of models (`torch.func.vmap`) instead of one after another.
+"""Trains several small clients together as one batch of models (`torch.func.vmap`).
 
 With a handful of tiny images per client, a step costs what its hundred operations cost to start; a batch of models
 starts them once. The mathematics is that of `LocalTraining`, client by client: own order, own views, own gradient norm,

@@ -1,4 +1,4 @@
-"""The server's teacher: a network trained on the public split before any client starts, and its view of that split."""
+"""The server's teacher: a network that is trained on the public split before any client starts."""
 
 from __future__ import annotations
 

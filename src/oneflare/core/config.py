@@ -1,4 +1,4 @@
-"""The experiment: everything a run depends on, frozen and checked before any work.
+"""The experiment: every option that a run depends on, checked before any work.
 
 Values come from layers (defaults, a method's recipe, a YAML file, `key=value` overrides, keyword arguments), later
 ones winning. Components that are chosen by name (encoder, anchors, controller, fusions) are `{name: ..., option: ...}`

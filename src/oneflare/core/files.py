@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and nested state in safetensors (never pickle)."""
+"""Writes files that appear whole or not at all, and keeps nested state in safetensors (never pickle)."""
 
 from __future__ import annotations
 

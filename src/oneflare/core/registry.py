@@ -1,4 +1,4 @@
-"""Names for things that can be chosen: encoders, anchors, controllers, fusions, methods, ...
+"""Registries of parts that are chosen by name: encoders, anchors, controllers, fusions, methods and others.
 
 One convention serves them all: **positional parameters of a registered class or function are given by the
 framework, keyword-only parameters are its configuration.** The signature therefore is the schema: defaults live

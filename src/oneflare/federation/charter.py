@@ -1,4 +1,4 @@
-"""The charter of a federation: the one file, `federation.yaml`, that the coordinator sends and every member obeys.
+"""The charter `federation.yaml`: the file with the terms, which the coordinator sends to every member.
 
 It holds all that members must share (classes, images, method, budget, what is uploaded) and what only the coordinator
 acts on (who is admitted, until when, which fusions). The first part makes the fingerprint: uploads carry it, so one

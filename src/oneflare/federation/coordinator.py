@@ -1,4 +1,4 @@
-"""The coordinator's side of a real federation: a folder of uploads in, one model with its card out.
+"""The coordinator's side of a federation: fuses a folder of uploads into one model with its card.
 
 The federation's folder keeps a copy of every upload that was fused, so members join (`add`) and leave (`remove`)
 later and the result is exactly that of a fresh fusion of whoever is in: a function of the uploads, in order of name.

@@ -1,4 +1,4 @@
-"""Which uploads a federation takes: every file is examined, none is trusted, and each gets a verdict in words."""
+"""Examines every upload that a federation receives and gives each a verdict in words."""
 
 from __future__ import annotations
 

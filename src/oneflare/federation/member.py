@@ -1,4 +1,4 @@
-"""A member's side of a real federation: its own data and the charter in, one upload out.
+"""A member's side of a federation: makes one upload from the charter and the member's own data.
 
 Training is `client.train_client`, as in a simulation. Nothing but the upload is meant to leave; what resuming needs
 lies in a folder beside it.

@@ -1,4 +1,4 @@
-"""The files of a federation by file: what is where, and how one fusion follows another without losing it.
+"""The files of a federation by file, and how a new fusion replaces an earlier one without losing it.
 
 A fusion is prepared beside the files in use and put in their place when all of it is there. The version before it stays
 whole in `previous/`, unless somebody was removed who is in it: then nothing of that version is kept.

@@ -1,4 +1,4 @@
-"""The coordinator's key: it signs what a fusion gives, and whoever has the charter, or the key, can check a model.
+"""The coordinator's key: signs what a fusion gives, and checks a model against the charter or the key.
 
 The private key lies in the federation's folder and stays there; the public one is in the charter, whose fingerprint
 covers it, so members who compared the fingerprint know the key.

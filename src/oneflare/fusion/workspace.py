@@ -1,4 +1,4 @@
-"""What a fusion that trains shares with its surroundings: how far it is, and what resuming needs."""
+"""What a fusion that trains receives: a way to report progress, and checkpoints for resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method in words and equations: what it minimises, who decides lambda, and how the server fuses."""
+"""Explains a method in words and equations: what it minimises, what decides lambda, how the server fuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods by name. The research log's version numbers are aliases; where it reused one, `REUSED` says for what."""
+"""The methods by name, and the version numbers that are their aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user wrote to a complete experiment, every name and option checked before any work."""
+"""Makes a complete experiment of what a user wrote, and checks every name and option before any work."""
 
 from __future__ import annotations
 

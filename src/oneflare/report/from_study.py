@@ -1,4 +1,4 @@
-"""The story of a study, from `results/<study>/<scale>.json` alone; run folders, where they are, add the insides."""
+"""Makes the story of a study from `results/<study>/<scale>.json`, and from its run folders where they exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first paragraph of a page, from the figures: what was compared, who won, by how much, how sure."""
+"""Writes the first paragraph of a page from the figures: what was compared, what won, and how sure that is."""
 
 from __future__ import annotations
 

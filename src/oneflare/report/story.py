@@ -1,4 +1,4 @@
-"""What a page tells, as plain data: a run, a comparison and a study all become a `Story`; the page knows only that."""
+"""A `Story`: what a page tells of a run, a comparison or a study, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What uploads give away, measured: two attacks by whoever reads them, with and without the privacy switches.
+"""Measures what uploads reveal: two attacks by their reader, with and without the privacy switches.
 
 Membership inference: was this image used to train that client? The attacker knows the upload, an image and its label.
 Label distribution: how many images of each class has that client? The attacker knows the upload alone.

@@ -1,4 +1,4 @@
-"""Cells: the trainings a declaration asks for, each in a folder named by what it depends on.
+"""The trainings (cells) that a study asks for, each in a folder named by what it depends on.
 
 Two studies that need the same training share its folder, and cells that differ only in fusion are one training.
 """

@@ -1,4 +1,4 @@
-"""Methods x seeds on shared partitions, with paired differences."""
+"""Compares methods over seeds on shared partitions, with paired differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study is a declaration: which cells are run, which of them stand in one row, which claims are tested on them.
+"""The declaration of a study: its cells, its rows and its claims.
 
 One YAML file each, in `declared/`; a path to your own file works as well. The grid is
 `places` (data x alpha x clients, by scale) x `arms` (a method with settings) x seeds; `fusions` are read off the same

@@ -1,4 +1,4 @@
-"""The finished cells of a study, by place and row."""
+"""The results of the finished cells of a study, by place and row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fusion bench: one set of uploads, every way to make one model of them, what each gives and costs."""
+"""The fusion bench: every fusion on one set of uploads, with its accuracy and cost."""
 
 from __future__ import annotations
 

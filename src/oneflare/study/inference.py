@@ -1,4 +1,4 @@
-"""What a handful of seeds can show: paired differences, their intervals, and the one rule for verdicts.
+"""Statistics over seeds: paired differences, their intervals, and the rule for verdicts.
 
 Methods share partitions, so figures are paired by seed. With three seeds a bootstrap over seeds can only reach from
 the smallest to the largest of three differences, and three coin tosses agree one time in four; that is why a verdict

@@ -1,4 +1,4 @@
-"""The lambda laboratory on digits: what every way of deciding lambda does to it."""
+"""The lambda laboratory on digits: how every controller moves lambda."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of a study: `results/<study>/<scale>.json`, from which every table, page and README line is made.
+"""The results of a study in `results/<study>/<scale>.json`: collecting, writing and reading them.
 
 Accuracies and their differences are parts of 1 (0.406, -0.012), other measures as they are. Lists called by a plural
 ("accuracies", "runs", ...) hold one entry per seed of the cell, in the order of its "seeds". Paths are relative to the

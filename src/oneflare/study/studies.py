@@ -1,4 +1,4 @@
-"""Studies: what is run, and which claims are tested on it. A study is a declaration; running it is the same for all."""
+"""The declared studies: what each runs, and which claims are tested on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An upload in the server's hands."""
+"""A verified upload, as the server uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over a client's images that add up over clients: all that a linear classifier on fixed features needs.
+"""The statistics in an upload: sums over a client's images that add up over clients.
 
 With features phi `(D,)` and classes c a client sends
 

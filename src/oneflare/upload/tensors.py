@@ -1,4 +1,4 @@
-"""Tensors of an upload as private copies: what was compared with its digest is what is used.
+"""Copies the tensors of an upload into memory before they are compared with their digests.
 
 A file may still be written to, or cut short, by whoever sent it. So nothing is mapped into memory: a tensor's bytes
 are read into memory of our own, this copy is compared with the digest that the manifest states, and only then does

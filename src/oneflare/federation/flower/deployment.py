@@ -1,4 +1,4 @@
-"""A whole deployment on this machine, for trials and tests: a SuperLink, its proxy, SuperNodes, one `flwr run`.
+"""A whole deployment on one machine for trials and tests: SuperLink, proxy, SuperNodes and one `flwr run`.
 
 Every process gets a free port of the loopback interface, its own Flower home and its own log file, and is ended by its
 process group. On several machines the same commands are typed by hand: docs/flower.md.

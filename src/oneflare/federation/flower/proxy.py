@@ -1,4 +1,4 @@
-"""The door of a SuperLink: an nginx configuration that lets members' SuperNodes in and nobody and nothing else.
+"""An nginx configuration for the SuperLink that admits only the members' SuperNodes.
 
 A SuperLink offers Fleet (for SuperNodes), Control (for `flwr`, without a login) and Runtime on one port. It listens
 on the loopback interface; nginx listens for the members, asks each for a client certificate, and passes only requests

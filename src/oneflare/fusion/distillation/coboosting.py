@@ -1,4 +1,4 @@
-"""Invented images and the clients' weights improve each other in turns; a student learns from both (Co-Boosting)."""
+"""Distillation in which generated images and the clients' weights improve each other (Co-Boosting)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation without any image: a generator invents what the clients' networks might have seen (DENSE)."""
+"""Distillation without images: a generator makes inputs from what the networks know (DENSE)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who lies in statistics: every member's class means are compared with those of the other members.
+"""Finds false statistics by comparing every member's class means with those of the other members.
 
 The features are the same fixed function of an image for everybody, so honest members that hold a class have nearly the
 same mean of it, and by averaging over images the mean is far more certain than any image. A member whose images of

@@ -1,4 +1,4 @@
-"""A small HTTP server around one model: JSON in and out, health, metrics, a page to drop an image on.
+"""A small HTTP server around one model: JSON, health, metrics, and a page for images.
 
 For one machine or a trusted network: it has no accounts. It trusts no request: `serving.limits` lists what
 requests may cost, and whatever exceeds that or cannot be read is answered with its own status and one line of JSON.

@@ -1,4 +1,4 @@
-"""Lambda learned from task uncertainty, decoupled from the weights.
+"""Controllers that learn lambda from task uncertainty, decoupled from the weights.
 
 Two learnable log-variances give raw = s_l/s_a. They minimise a meta-loss in which both losses are detached, while in
 the weights' loss lambda is detached: one backward pass, two objectives, no gradient across. The rules differ only in

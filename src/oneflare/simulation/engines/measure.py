@@ -1,4 +1,4 @@
-"""What a piece of work costs: seconds, and the memory it needs beyond what was there before.
+"""Measures the seconds and the additional memory that a piece of work takes.
 
 The work runs in a forked process of its own, so nothing it leaves behind enters the next measurement. Before it starts
 freed memory is given back to the system and the kernel's high-water mark of resident memory is reset. Short work is

@@ -1,4 +1,4 @@
-"""How time and memory grow: with clients, with uploads to fuse, and from the first key press."""
+"""How time and memory grow with clients and with uploads, and how long the command line takes to start."""
 
 from __future__ import annotations
 

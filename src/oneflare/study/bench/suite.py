@@ -1,4 +1,4 @@
-"""All benchmarks in one go, with the targets they are held to."""
+"""All benchmarks together, with their targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels: a question to a node, and its answer, which holds files as they are on disk.
+"""The Flower records of a message to a node and of its reply, which holds files as bytes.
 
 An answer has two records. `FACTS`: small values as JSON (who, how it ended). `FILES`: bytes by file name, above all
 the upload; they are opaque here and are verified by whoever reads the file.
