@@ -146,12 +146,12 @@ def proxy(
     from oneflare.federation.coordinator import FederationFiles
     from oneflare.federation.flower.certificates import Certificates
     from oneflare.federation.flower.nodes import read_nodes
-    from oneflare.federation.flower.proxy import Door, start_command, write_proxy
+    from oneflare.federation.flower.proxy import ProxyAddresses, start_command, write_proxy
 
     read_charter(folder)
     removed = FederationFiles(folder).removed()
     nodes = {name: bound for name, bound in read_nodes(folder).items() if name not in removed}
-    path = write_proxy(place, Door(listen, superlink), Certificates(certificates_folder), nodes)
+    path = write_proxy(place, ProxyAddresses(listen, superlink), Certificates(certificates_folder), nodes)
     command = " ".join(start_command(path))
     show.done(f"wrote {path}: admits {', '.join(sorted(nodes))} on {listen}")
     show.done(f"start: {command}; after a change: {command} -s reload")

@@ -18,22 +18,22 @@ def explain(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A method, by name or by the research log's number; or a fusion, controller, anchors or another part.",
+            help="A method by its name or version number, or another part (fusion, controller, ...) by its name.",
             autocompletion=names.complete_explained,
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Say what a method is: loss terms, who decides lambda, anchors, fusions, defaults, where it comes from.
+    """Explain a method: its loss terms, what decides lambda, its anchors, fusions, defaults and origin.
 
-    Of a part (see `oneflare methods --parts`): what it computes and its options. A method goes before a part of the
-    same name; KIND:NAME names the part.
+    For a part (see `oneflare methods --parts`), print what it computes and its options. Where a method and a part have
+    the same name, KIND:NAME names the part.
 
     [bold]Examples[/bold]
 
       oneflare explain flare
 
-      oneflare explain V11
+      oneflare explain uncertainty_coupled
 
       oneflare explain robust_prototypes
 
@@ -124,7 +124,7 @@ def lambda_picture(
 
       oneflare lambda runs/demo/flare-s0
 
-      oneflare lambda runs/study/V12-s0 runs/study/V14-s0 --out figure2.svg
+      oneflare lambda runs/meta_annealed runs/flare --out figure2.svg
     """
     from oneflare.cli import show
     from oneflare.report import pictures

@@ -35,7 +35,7 @@ def load(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
     from oneflare.errors import ConfigError
     from oneflare.federation.vouching import known_key
     from oneflare.fusion import load_model
-    from oneflare.fusion.alone import is_upload, model_of_upload
+    from oneflare.fusion.single_upload import is_upload, model_of_upload
 
     file = model_file(path, fusion) if path.is_dir() else path
     if not path.is_dir() and fusion is not None:

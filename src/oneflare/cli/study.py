@@ -12,7 +12,7 @@ from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
     from oneflare.core.config import Layer
-    from oneflare.study.cells import Plan
+    from oneflare.study.cells import StudyPlan
     from oneflare.study.execute import Outcome
 
 LABORATORY = "lambda"
@@ -104,7 +104,7 @@ def study(
         raise WorkError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
 
 
-def _run(plans: list[Plan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
+def _run(plans: list[StudyPlan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
     """The cells that failed."""
     from oneflare.cli.study_progress import study_progress
     from oneflare.study.cells import unique_cells
@@ -130,7 +130,7 @@ def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool)
         show.findings(findings)
 
 
-def _dry_run(plans: list[Plan], runs: Path, processes: int | None, *, json: bool) -> None:
+def _dry_run(plans: list[StudyPlan], runs: Path, processes: int | None, *, json: bool) -> None:
     from oneflare.cli import show
     from oneflare.simulation.engines import default_workers
     from oneflare.study.cells import unique_cells

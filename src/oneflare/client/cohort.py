@@ -56,7 +56,7 @@ def supports(job: ClientJob) -> bool:
         train.thermostat,
         train.check_lr,
         train.holdout,
-        experiment.objective.systems,
+        experiment.objective.has_additions,
         job.contract.statistics is not None,
         job.encoder is not None,
     )

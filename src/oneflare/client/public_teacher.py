@@ -36,7 +36,7 @@ def teacher_features(
             Augmentation.for_data(experiment.augment, image, flip),
             build_controller({"name": "none"}, ClientFacts(tuple(data.counts.tolist()))),
             None,
-            experiment.objective.alone(),
+            experiment.objective.without_additions(),
             experiment.train.model_copy(update={"epochs": epochs}),
             (experiment.seed, TEACHER),
         )

@@ -171,8 +171,8 @@ class ObjectiveConfig(Section):
     proximal: float | None = Field(None, gt=0, description="mu of the pull back to the shared start (FedProx)")
     freeze_prototypes: bool | None = Field(None, description="prototypes are the anchors and stay there")
 
-    def alone(self) -> ObjectiveConfig:
-        """The terms without what a client holds beside them."""
+    def without_additions(self) -> ObjectiveConfig:
+        """The terms without bank, stages and proximal term."""
         return self.model_copy(update={"bank": None, "alignment_epochs": None, "proximal": None})
 
     @property
@@ -180,8 +180,8 @@ class ObjectiveConfig(Section):
         return self.bank is not None and self.bank["name"] == "public"
 
     @property
-    def systems(self) -> bool:
-        """Whether a client holds anything beside the terms."""
+    def has_additions(self) -> bool:
+        """Whether a client uses a bank, stages, a proximal term or frozen prototypes beside its loss terms."""
         return bool(self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
 
 

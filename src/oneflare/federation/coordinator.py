@@ -19,7 +19,7 @@ from oneflare.data import Split
 from oneflare.errors import RunError, did_you_mean
 from oneflare.federation.admission import Admission, admitted, refuse_faulty
 from oneflare.federation.charter import Charter, read_charter
-from oneflare.federation.intake import Intake, Verdict, take_in
+from oneflare.federation.intake import Examination, Intake, take_in
 from oneflare.federation.member import now
 from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared
 from oneflare.federation.vouching import coordinator_key, sign_fusion
@@ -211,7 +211,7 @@ def _without(
         left[name] = now()
         for index, verdict in enumerate(verdicts):
             if verdict.member == name and verdict.status == "in":
-                verdicts[index] = Verdict(**(verdict.to_dict() | {"status": "removed", "reason": "removed now"}))
+                verdicts[index] = Examination(**(verdict.to_dict() | {"status": "removed", "reason": "removed now"}))
     uploads = {name: upload for name, upload in intake.uploads.items() if name not in remove}
     return Intake(uploads, tuple(verdicts), intake.notes), left
 

@@ -11,7 +11,7 @@ from oneflare.errors import OneFlareError, RunError
 from oneflare.report import lead
 from oneflare.report.collect import bounded, run_label
 from oneflare.report.details import mean_lambda, traces_of
-from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Test, Verdict, curve_of
+from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Test, TestedClaim, curve_of
 from oneflare.simulation.stages import Result, read_result
 from oneflare.study.estimate import duration
 
@@ -188,9 +188,9 @@ def _folders(content: Json, rows: Mapping[str, Json], runs: Path) -> Iterator[tu
                     yield result, run_label(result, rows[cell["row"]]["name"]), places[cell["place"]]
 
 
-def _verdict(claim: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> Verdict:
+def _verdict(claim: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> TestedClaim:
     tests = [_test(test, rows, places) for test in claim["tests"]]
-    return Verdict(claim["id"], claim["text"], claim["verdict"], tests, claim["log"])
+    return TestedClaim(claim["id"], claim["text"], claim["verdict"], tests, claim["log"])
 
 
 def _test(test: Json, rows: Mapping[str, Json], places: Mapping[str, Json]) -> Test:

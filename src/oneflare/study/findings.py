@@ -12,7 +12,7 @@ from oneflare.errors import RunError
 from oneflare.fusion import made_with
 from oneflare.simulation.stages import Result, RunFiles, read_result
 from oneflare.study.answers import read_answers
-from oneflare.study.cells import Cell, Place, Plan
+from oneflare.study.cells import Cell, Place, StudyPlan
 from oneflare.study.inference import Difference, difference
 
 DIGITS = 6
@@ -55,7 +55,7 @@ class Finished:
 class Findings:
     """The finished cells of a plan, by place and row."""
 
-    def __init__(self, plan: Plan, runs: Path) -> None:
+    def __init__(self, plan: StudyPlan, runs: Path) -> None:
         self.plan = plan
         self.runs = runs
         self.rows = {row.id: row for row in plan.declaration.rows()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from oneflare.simulation.kept import diagnose_into, say_if_outdated
 from oneflare.simulation.simulation import Federation, Observer, RunFiles
 from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
+from oneflare.study.inference import Spread
 from oneflare.upload.evidence import EVIDENCE
 
 STAMP = "measured"
@@ -67,24 +67,6 @@ class RunBench:
     left_out: dict[str, str]
     """name -> why"""
     diagnostics: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A figure over seeds."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def std(self) -> float | None:
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"values": list(self.values), "mean": self.mean, "std": self.std}
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,9 @@ from typing import Any
 from oneflare._version import FUSION_ARITHMETIC, TRAINING_ARITHMETIC, __version__
 from oneflare.core.files import read_json, write_json, write_text
 from oneflare.methods.recipes import find_method
-from oneflare.study.cells import Place, Plan
+from oneflare.study.cells import Place, StudyPlan
 from oneflare.study.claims import judge_claims
-from oneflare.study.declare import Row
+from oneflare.study.declare import ArmRow
 from oneflare.study.findings import Findings, Finished, Trace, rounded
 from oneflare.study.inference import RULE
 from oneflare.study.markdown import to_markdown
@@ -67,7 +67,7 @@ from oneflare.study.markdown import to_markdown
 SCHEMA = 1
 
 
-def collect(plan: Plan, runs: Path) -> dict[str, Any]:
+def collect(plan: StudyPlan, runs: Path) -> dict[str, Any]:
     """Everything the schema names, from the cells that are finished."""
     declaration, findings = plan.declaration, Findings(plan, runs)
     drawn = any(figure.kind == "lambda" for figure in declaration.figures)
@@ -103,7 +103,7 @@ def write_results(content: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def _row(plan: Plan, row: Row) -> dict[str, Any]:
+def _row(plan: StudyPlan, row: ArmRow) -> dict[str, Any]:
     arm = plan.declaration.arms[row.arm]
     settings = {**arm.settings, **arm.scales.get(plan.scale.name, {})}
     method = find_method(arm.method)
@@ -118,7 +118,7 @@ def _row(plan: Plan, row: Row) -> dict[str, Any]:
     }
 
 
-def _settings(plan: Plan) -> dict[str, dict[str, Any]]:
+def _settings(plan: StudyPlan) -> dict[str, dict[str, Any]]:
     return {
         place.id: {
             arm: {key: value for key, value in plan.cell(place, arm, plan.seeds[0]).layer.items() if key != "seed"}
@@ -128,7 +128,7 @@ def _settings(plan: Plan) -> dict[str, dict[str, Any]]:
     }
 
 
-def _cell(findings: Findings, place: Place, row: Row, *, with_traces: bool) -> dict[str, Any]:
+def _cell(findings: Findings, place: Place, row: ArmRow, *, with_traces: bool) -> dict[str, Any]:
     plan = findings.plan
     found = findings.at(place, row.id)
     seeds = [one.seed for one in found]

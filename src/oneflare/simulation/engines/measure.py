@@ -32,7 +32,7 @@ _MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True)
-class Cost:
+class Usage:
     seconds: float
     """by the clock"""
     cpu_seconds: float
@@ -41,7 +41,7 @@ class Cost:
     """resident high-water mark above the start; None where the system does not tell"""
 
 
-def measure(work: Callable[[], T], keep: Callable[[T], None], *, rehearse: bool = True) -> Cost:
+def measure(work: Callable[[], T], keep: Callable[[T], None], *, rehearse: bool = True) -> Usage:
     """Do `work` in a process of its own and `keep` its result there (write it to a file); an error is raised here."""
     if sys.platform != "linux" or _gpu_in_use():
         return _measure(work, keep, rehearse)
@@ -60,7 +60,7 @@ def measure(work: Callable[[], T], keep: Callable[[T], None], *, rehearse: bool 
         process.terminate()
         process.join()
         ours.close()
-    if isinstance(answer, Cost):
+    if isinstance(answer, Usage):
         return answer
     raise answer
 
@@ -74,7 +74,7 @@ def _child(connection: Connection, work: Callable[[], Any], keep: Callable[[Any]
         connection.send(error)
 
 
-def _measure(work: Callable[[], T], keep: Callable[[T], None], rehearse: bool) -> Cost:
+def _measure(work: Callable[[], T], keep: Callable[[T], None], rehearse: bool) -> Usage:
     libc = _libc()
     if libc is not None:
         libc.mallopt(_MMAP_THRESHOLD, SMALLEST_MAPPED)
@@ -86,7 +86,7 @@ def _measure(work: Callable[[], T], keep: Callable[[T], None], rehearse: bool) -
     return cost
 
 
-def _once(work: Callable[[], T], libc: Any) -> tuple[Cost, T]:
+def _once(work: Callable[[], T], libc: Any) -> tuple[Usage, T]:
     gc.collect()
     if libc is not None:
         libc.malloc_trim(0)
@@ -95,7 +95,7 @@ def _once(work: Callable[[], T], libc: Any) -> tuple[Cost, T]:
     result = work()
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu
     peak = None if before is None else max(0, _status("VmHWM") - before)
-    return Cost(seconds, cpu, peak), result
+    return Usage(seconds, cpu, peak), result
 
 
 def _reset_high_water() -> int | None:

@@ -250,7 +250,7 @@ def test_the_logs_numbers_find_them_and_say_who_else_has_them():
     ],
 )
 def test_explain_shows_the_equation(method, words):
-    assert words in json.dumps(explain(method).to_dict()["systems"])
+    assert words in json.dumps(explain(method).to_dict()["additions"])
 
 
 def test_absent_options_leave_runs_their_name():
