@@ -10,7 +10,7 @@ import typer
 from oneflare.cli import names
 from oneflare.cli.commands import Json
 
-Picture = Annotated[Path, typer.Option("--out", "-o", help="Picture to write: .png, .svg or .pdf.")]
+Picture = Annotated[Path, typer.Option("--out", "-o", help="Write the picture to this file: .png, .svg or .pdf.")]
 
 
 def explain(
@@ -73,16 +73,18 @@ def schedule(
         str,
         typer.Argument(
             metavar="NAME",
-            help="constant, linear, cosine or cosine_restarts.",
+            help="The schedule: constant, linear, cosine or cosine_restarts.",
             autocompletion=names.complete_schedules,
         ),
     ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the schedule.", show_default=False)
     ] = None,
     out: Picture = Path("schedule.png"),
-    toy: Annotated[bool, typer.Option("--toy", help="Also: what it does on a loss with two wells.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Noise of the drawn trajectories.")] = 0,
+    toy: Annotated[
+        bool, typer.Option("--toy", help="Also draw what the schedule does on a loss with two wells.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the noise in the drawn trajectories.")] = 0,
 ) -> None:
     """Draw a schedule over progress; with --toy, why one restarts.
 
@@ -115,7 +117,7 @@ def lambda_picture(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     out: Picture = Path("lambda.png"),
     reference: Annotated[
-        float, typer.Option("--reference", help="Start of the hand-made line lambda (1 - p) to compare with.")
+        float, typer.Option("--reference", help="Also draw the line lambda_0 (1 - p) that starts at this value.")
     ] = 20.0,
 ) -> None:
     """Draw lambda over progress: raw and effective, both losses, both variances, conflicts.

@@ -12,12 +12,11 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     Path,
-    typer.Argument(
-        metavar="MODEL", help="model.safetensors, an upload, or the folder of a federation or run (its own fusion)."
-    ),
+    typer.Argument(metavar="MODEL", help="A model file, an upload, or the folder of a federation or run."),
 ]
 FusionName = Annotated[
-    str | None, typer.Option("--fusion", help="Of a run or federation: the model of this fusion instead of its own.")
+    str | None,
+    typer.Option("--fusion", help="Use the model of this fusion of the run or federation instead of its first one."),
 ]
 Key = Annotated[
     str | None,

@@ -16,7 +16,8 @@ def methods(
     parts: Annotated[
         bool,
         typer.Option(
-            "--parts", help="Also fusions, controllers, encoders, feature maps, data sets, anchors and the like."
+            "--parts",
+            help="Also list fusions, controllers, encoders, feature maps, data sets, anchors and all other parts.",
         ),
     ] = False,
     json: Json = False,

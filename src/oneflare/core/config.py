@@ -199,7 +199,10 @@ class TrainConfig(Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     momentum_reset: bool = Field(False, description="velocity to zero where the schedule restarts")
     thermostat: float = Field(
-        0.0, ge=0, description="noise that holds the squared update at this part of the first epoch's; 0: none"
+        0.0,
+        ge=0,
+        description="adds noise so that the squared size of an update stays at this fraction of its size in the first "
+        "epoch; 0 adds none",
     )
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")

@@ -207,7 +207,7 @@ class Charter(Section):
 
 HEADER = """\
 # A OneFlare federation, fingerprint {fingerprint}. Send this file to every member, unchanged.
-# Members and the coordinator compare the fingerprint by another road (telephone, letter) before they train.
+# Members and the coordinator compare the fingerprint by telephone or in person before they train.
 # Members, deadline, use, limits and experiment.fusions may change later; all else makes another federation.
 """
 
