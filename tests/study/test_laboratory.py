@@ -71,7 +71,7 @@ def test_explain_prints_the_equations(tmp_path):
         "weights: L_l + [raw] s(p) L_a",
         "1 x supcon",
         "largest cosine for 10 classes: -0.1111",
-        "9-like-a-rolling-stone",
+        "from: research log\n",
         "note: file 000",
         "sigma_lr: 0.02",
     ):

@@ -268,9 +268,8 @@ def fuse(
         uploads=uploads,
         add=add or (),
         remove=remove or (),
-        rules=Rules(late=late, keep=keep, min_members=min_members),
+        rules=Rules(late=late, keep=keep, min_members=min_members, admission=admission),
         test=None if held_out is None else held_out.split,
-        admission=admission,
         say=None if quiet else show.note,
     )
     write_card(fused)
@@ -356,7 +355,7 @@ def train(
     from oneflare.errors import ConfigError, DataError
     from oneflare.federation.charter import read_charter, short
     from oneflare.federation.ledger import Ledger, ledger_folder
-    from oneflare.federation.member import estimate, make_upload, member_data, upload_notes
+    from oneflare.federation.member import Envelope, estimate, make_upload_in, member_data, upload_notes
     from oneflare.study.estimate import duration
     from oneflare.upload.disclosure import disclose
     from oneflare.upload.signing import read_key
@@ -399,7 +398,8 @@ def train(
         return
     with member_progress(charter, enabled=not quiet) as observe:
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
-        made = make_upload(charter, found, out, member=member, key=signing, observe=observe, ledger=ledger, notes=notes)
+        envelope = Envelope(member, signing, notes)
+        made = make_upload_in(envelope, charter, found, out, observe=observe, ledger=ledger)
     content = disclose(out)
     if json:
         spent = None if made.balance is None else made.balance.to_dict()

@@ -64,7 +64,7 @@ class Explanation:
 
 
 def explain(name: str) -> Explanation:
-    """By name or by the log's number."""
+    """By name or by version number; a number that once meant several methods comes with a note."""
     method = find_method(name)
     experiment = resolve({"method": method.name})
     anchors = ANCHORS[experiment.anchors["name"]]
@@ -80,5 +80,5 @@ def explain(name: str) -> Explanation:
         describe_additions(experiment.objective),
         None if experiment.analytic["name"] == "none" else FEATURE_MAPS[experiment.analytic["name"]].document,
         {spec["name"]: FUSIONS[spec["name"]].summary for spec in experiment.fusions},
-        [REUSED[number] for number in method.numbers if number in REUSED],
+        [note for number, note in REUSED.items() if number.lower() == name.lower()],
     )
