@@ -38,7 +38,7 @@ def settings_of(method: str) -> dict:
 
 def simulation(method: str, charter, images, folder) -> Federation:
     """The same terms and images, as `oneflare run` sets them up."""
-    data, _ = member_data(charter, images)
+    data = member_data(charter, images).data
     split = Split(data.images, data.labels)
     image = charter.image.spec()
     dataset = Dataset("arrays", split, split, charter.classes, image, flip=False)

@@ -220,7 +220,7 @@ def try_here(
     from oneflare.cli.show_federation import fused_federation
     from oneflare.errors import ConfigError, WorkError
     from oneflare.federation.charter import read_charter
-    from oneflare.federation.coordinator import FederationFiles, Fused, read_fused
+    from oneflare.federation.coordinator import FederationFiles, FusedFederation, read_fused
     from oneflare.simulation.engines.flower import require_flower
 
     require_flower()
@@ -254,7 +254,7 @@ def try_here(
         status = deployment.run(app.resolve(), settings, timeout + 300, say)
     if status != "finished:completed":
         raise WorkError(f"the round ended as {status}; see {place / 'superlink.log'}")
-    fused = Fused(charter, FederationFiles(folder), read_fused(folder))
+    fused = FusedFederation(charter, FederationFiles(folder), read_fused(folder))
     if json:
         show.as_json(fused.content)
     elif not quiet:

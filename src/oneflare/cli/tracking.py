@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from oneflare.cli import show
+from oneflare.simulation.results import RunResult
 from oneflare.simulation.stages import Observer
 
 
@@ -16,7 +16,7 @@ class _Counter(Observer):
     def __init__(self) -> None:
         self.runs = 0
 
-    def end(self, content: Mapping[str, Any]) -> None:
+    def end(self, content: RunResult) -> None:
         del content
         self.runs += 1
 

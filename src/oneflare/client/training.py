@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from oneflare.client.companions import ClientJob, Companions, client_statistics, hold_out, send
 from oneflare.core.config import Experiment, ObjectiveConfig, TrainConfig
-from oneflare.core.files import load_state, read_json, save_state, write_json, write_text
+from oneflare.core.files import load_state, save_state, write_json, write_text
+from oneflare.core.records import read_record
 from oneflare.core.schedules import build_schedule, peak, restart_steps
 from oneflare.core.seeds import torch_generator
 from oneflare.data import Augmentation, ClientData
-from oneflare.errors import RunError, TrainingError
+from oneflare.errors import TrainingError
 from oneflare.nn import PrototypeNetwork, Target, build_anchors, build_target, freeze_prototypes, initial_network
 from oneflare.nn.hardware import PRECISIONS, Workload, choose_device, choose_precision, one_thread, precision_name
 from oneflare.nn.optimisers import SGD, Thermostat, largest_curvature, scaled_rate, stable_rate
@@ -89,10 +90,8 @@ class ClientFiles:
     def read_summary(self) -> ClientSummary | None:
         if not self.summary.exists():
             return None
-        try:
-            return ClientSummary(**read_json(self.summary))
-        except TypeError:
-            raise RunError(f"{self.summary} has unknown fields; delete the folder {self.folder}") from None
+        remedy = f"delete the folder {self.folder} and run the same command again"
+        return read_record(ClientSummary, self.summary, remedy)
 
     def remove_checkpoint(self) -> None:
         self.checkpoint.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""What a fusion that trains receives: a way to report progress, and checkpoints for resuming."""
+"""What a fusion receives beside the uploads: where it keeps a checkpoint, and what it tells of its progress."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,24 +19,25 @@ def _quiet(step: int, steps: int) -> None:
     del step, steps
 
 
-@dataclass
+@dataclass(frozen=True)
 class Workspace:
-    """Keeps nothing and tells nobody unless asked to."""
+    """Where a fusion may keep what resuming needs, and whom it tells how far it is; only fusions that train use it."""
 
     checkpoint: Path | None = None
+    """file of the checkpoint; None: nothing is kept, and an interrupted fusion starts again"""
     every_seconds: float = 20.0
     """least time between two checkpoints"""
     report: Callable[[int, int], None] = _quiet
-    """step, steps"""
-    seconds_before: float = 0.0
-    """spent before an interruption"""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """what the fusion has to say beside its model"""
+    """is called with the number of steps done and the number of all steps"""
 
     def discard(self) -> None:
-        """After the result is safe."""
+        """Delete the checkpoint. Call it once the result is safely written."""
         if self.checkpoint is not None:
             self.checkpoint.unlink(missing_ok=True)
+
+
+QUIET = Workspace()
+"""keeps nothing and tells nobody: the workspace of a caller who names none"""
 
 
 class Training(Protocol):
@@ -53,22 +54,25 @@ class Training(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def carry_out(training: Training, key: str, workspace: Workspace) -> None:
-    """Train to the end, from the checkpoint if there is one of the same work, whose name is `key`."""
+def carry_out(training: Training, key: str, workspace: Workspace) -> float:
+    """Train to the end, from the checkpoint if there is one of the same work, whose name is `key`.
+
+    Returns the seconds that were spent before the checkpoint, in attempts that were interrupted; 0 without one.
+    """
     key = f"{key}, arithmetic {_version.FUSION_ARITHMETIC}"
-    checkpoint = workspace.checkpoint
+    checkpoint, seconds_before = workspace.checkpoint, 0.0
     if checkpoint is not None and checkpoint.exists():
         state = load_state(checkpoint)
         if not isinstance(state, dict) or not {"key", "training", "seconds"} <= set(state):
             raise RunError(f"{checkpoint} is not a checkpoint; delete it and run again")
         if state["key"] == key:
             training.load_state_dict(state["training"])
-            workspace.seconds_before = float(state["seconds"])
+            seconds_before = float(state["seconds"])
     started = saved = told = time.monotonic()
 
     def save() -> None:
         if checkpoint is not None:
-            seconds = workspace.seconds_before + time.monotonic() - started
+            seconds = seconds_before + time.monotonic() - started
             save_state(checkpoint, {"key": key, "training": training.state_dict(), "seconds": seconds})
 
     workspace.report(training.step, training.steps)
@@ -81,3 +85,4 @@ def carry_out(training: Training, key: str, workspace: Workspace) -> None:
         if training.step >= training.steps or now - told >= REPORT_SECONDS:
             workspace.report(training.step, training.steps)
             told = now
+    return seconds_before

@@ -206,9 +206,9 @@ LEARNED = (
     ),
     Method(
         "flare",
-        "FLARE: lambda learned from task uncertainty, annealed, held by a valve; counted prototypes",
+        "FLARE: lambda learned from task uncertainty, annealed, held by a valve; members speak of what they know",
         "V14",
-        _aligned({"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0}, fusion="count_prototypes"),
+        _aligned({"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0}, fusion="density_ratio"),
         LOG,
     ),
     Method(
@@ -237,15 +237,15 @@ ANALYTIC = (
     ),
     Method(
         "flare_analytic",
-        "FLARE and statistics in one upload: the analytic posterior, corrected by what each client knows",
+        "FLARE and statistics in one upload: the analytic posterior, corroborated by what each client knows",
         "ours",
         {
             "objective": FAFI,
             "anchors": {"name": "etf"},
             "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
             "analytic": STATISTICS,
-            "train": {"holdout": 0.1, "snapshots": 0},
-            "fusions": ["flare_analytic", "analytic", *SERVERS],
+            "train": {"snapshots": 0},
+            "fusions": ["flare_analytic", "analytic", "density_ratio", *SERVERS],
         },
         "docs/analytic.md",
     ),

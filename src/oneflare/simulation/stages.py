@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from oneflare import _version
-from oneflare.client.training import ClientFiles, ClientSummary
+from oneflare.client.training import ClientFiles
 from oneflare.core.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.core.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
 from oneflare.core.plugins import loaded_plugins, source_of
@@ -20,12 +20,13 @@ from oneflare.core.sourcecode import is_installed
 from oneflare.core.stopping import AGAIN, NOTHING, UNCHANGED, on_stop
 from oneflare.data import Dataset, data_digest, given_data, load
 from oneflare.errors import ConfigError, RunError
-from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model, made_with, recorded_code
+from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.kept import check_figures, recorded_experiment_code, say_what_changed
+from oneflare.simulation.results import FusionResult, RunResult
 from oneflare.simulation.simulation import Federation, Observer, RunFiles
 from oneflare.simulation.watching import LineObserver, in_notebook
 
@@ -53,28 +54,31 @@ class Result:
     """A finished run: its figures, and its models on demand."""
 
     folder: Path
-    content: dict[str, Any]
+    content: RunResult
+    """what `result.json` says"""
     complete_before: bool = False
     """nothing had to be done"""
 
     @property
-    def fusions(self) -> dict[str, dict[str, Any]]:
-        return dict(self.content["fusions"])
+    def fusions(self) -> dict[str, FusionResult]:
+        """by name, for example `result.fusions["count_prototypes"].accuracy`"""
+        return dict(self.content.fusions)
 
     @property
     def headline(self) -> str:
         """the method's own fusion"""
-        return str(self.content["headline"])
+        return self.content.headline
 
     @property
     def accuracy(self) -> float:
-        return float(self.fusions[self.headline]["accuracy"])
+        return self.content.accuracy
 
     def model(self, fusion: str | None = None, encoder: nn.Module | None = None) -> GlobalModel:
         return load_model(RunFiles(self.folder).model(fusion or self.headline), encoder)
 
     def to_dict(self) -> dict[str, Any]:
-        return self.content
+        """The content of `result.json`."""
+        return self.content.to_dict()
 
 
 def run(
@@ -191,7 +195,7 @@ def run_experiment(
             uploads = federation.collect(summaries, observer)
             federation.fuse(experiment.fusions, uploads, observer)
         content = federation.result(summaries, uploads)
-        write_json(files.result, content)
+        content.write(files.result)
         observer.end(content)
     return Result(folder, content)
 
@@ -229,8 +233,7 @@ def open_run(folder: Path, observer: Observer) -> tuple[Federation, UploadSet]:
         )
     _check_code(folder, experiment, observer)
     federation = Federation.build(experiment, files, load(experiment.data), None, None)
-    summaries = [ClientSummary(**row) for row in read_json(files.result)["clients"]]
-    return federation, federation.collect(summaries, observer)
+    return federation, federation.collect(RunResult.read(files.result).clients, observer)
 
 
 def _check_code(folder: Path, experiment: Experiment, observer: Observer) -> None:
@@ -254,22 +257,22 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
     with on_stop(lambda: UNCHANGED), exclusive(folder), _tidy(folder), one_thread():
         federation, uploads = open_run(folder, observer)
         check_needs(complete, uploads.offered, "; choose another fusion")
-        content = read_json(files.result)
-        complete += _others_outdated(federation.experiment, content["fusions"], complete)
+        content = RunResult.read(files.result)
+        complete += _others_outdated(federation.experiment, content.fusions, complete)
         federation.fuse(complete, uploads, observer)
-        for spec in complete:
-            content["fusions"][spec["name"]] = read_json(files.metrics(spec["name"]))
-        write_json(files.result, content)
+        fresh = {spec["name"]: FusionResult.read(files.metrics(spec["name"])) for spec in complete}
+        content = replace(content, fusions={**content.fusions, **fresh})
+        content.write(files.result)
     return Result(folder, content)
 
 
 def _others_outdated(
-    experiment: Experiment, fusions: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]
+    experiment: Experiment, fusions: Mapping[str, FusionResult], asked: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Fusions of a run whose figures another arithmetic gave: one table does not hold both."""
     names = {spec["name"] for spec in asked}
-    old = [name for name, row in fusions.items() if recorded_code(row)["arithmetic"] != _version.FUSION_ARITHMETIC]
-    specs = [{"name": name, **(fusions[name].get("options") or {})} for name in old if name not in names]
+    old = [name for name, row in fusions.items() if row.arithmetic != _version.FUSION_ARITHMETIC]
+    specs = [{"name": name, **(fusions[name].options or {})} for name in old if name not in names]
     return complete_specs(experiment, specs)
 
 
@@ -309,7 +312,7 @@ def read_result(folder: Path) -> Result:
         raise RunError(f"{folder} is not a run folder (no experiment.yaml)")
     if not files.result.exists():
         raise RunError(f"{folder} is not finished; run the same command again to go on")
-    content = read_json(files.result)
+    content = RunResult.read(files.result)
     check_figures(folder, content)
     return Result(folder, content, complete_before=True)
 
@@ -342,8 +345,8 @@ def _first_difference(old: Any, new: Any, place: str = "") -> str:
 def _finished(files: RunFiles, experiment: Experiment) -> Result | None:
     if not files.result.exists():
         return None
-    content = read_json(files.result)
-    there = content["fusions"]
-    if any(spec["name"] not in there or not made_with(there[spec["name"]], spec) for spec in experiment.fusions):
+    content = RunResult.read(files.result)
+    there = content.fusions
+    if any(spec["name"] not in there or not there[spec["name"]].made_with(spec) for spec in experiment.fusions):
         return None
     return Result(files.folder, content, complete_before=True)
