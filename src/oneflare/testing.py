@@ -1,4 +1,4 @@
-"""Contracts that every part must keep, for our own parts and for yours.
+"""Contracts that every part must keep, for the parts of OneFlare and for those of users.
 
     from oneflare.testing import check_controller
     import my_module                     # registers "mine"

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line per client in a log file."""
+"""Progress on stderr: a bar on a terminal, one line per client in a log file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from oneflare.cli.show import MOST_ROWS, client_table, console_for
 from oneflare.client.training import ClientSummary
@@ -91,6 +91,18 @@ class TerminalObserver(Observer):
         self.console.print(f"[yellow]warning:[/yellow] {text}")
 
 
+def timed_bar(console: Console, *further: ProgressColumn) -> Progress:
+    """A bar with a description, the share that is done and the time left; further columns follow these."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, *further, console=console, transient=True)
+
+
 @contextlib.contextmanager
 def progress(*, enabled: bool, table: bool) -> Iterator[Observer]:
     if not enabled:
@@ -100,13 +112,5 @@ def progress(*, enabled: bool, table: bool) -> Iterator[Observer]:
     if not console.is_terminal:
         yield TerminalObserver(console, None, table)
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[clients]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with timed_bar(console, TextColumn("{task.fields[clients]}")) as bar:
         yield TerminalObserver(console, bar, table)

@@ -1,4 +1,4 @@
-"""What a federation by file prints."""
+"""The tables and lines that the commands of a federation print."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from oneflare.cli.progress import timed_bar
 from oneflare.cli.show import as_json, console_for, line, note
 from oneflare.core.plain import plain
 from oneflare.data.local import class_table
@@ -74,14 +74,7 @@ def member_progress(charter: Charter, *, enabled: bool) -> Iterator[EpochObserve
 
         yield write
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with timed_bar(console) as bar:
         task = bar.add_task("training", total=epochs)
 
         def advance(epoch: int, row: dict[str, float]) -> None:

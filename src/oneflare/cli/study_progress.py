@@ -1,4 +1,4 @@
-"""One display for all cells of a study: a bar with the time left on a terminal, a line per cell in a log file."""
+"""One display for all cells of a study: a bar with the time left, or one line per cell in a log file."""
 
 from __future__ import annotations
 

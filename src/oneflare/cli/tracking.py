@@ -1,4 +1,4 @@
-"""`--track`: a display and trackers watch the same run."""
+"""`--track`: lets trackers watch a run beside the display of its progress."""
 
 from __future__ import annotations
 

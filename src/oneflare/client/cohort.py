@@ -1,4 +1,4 @@
-"""Several small clients trained together: one batch of models (`torch.func.vmap`) instead of one after another.
+"""Trains several small clients together as one batch of models (`torch.func.vmap`).
 
 With a handful of tiny images per client, a step costs what its hundred operations cost to start; a batch of models
 starts them once. The mathematics is that of `LocalTraining`, client by client: own order, own views, own gradient norm,
@@ -56,7 +56,7 @@ def supports(job: ClientJob) -> bool:
         train.thermostat,
         train.check_lr,
         train.holdout,
-        experiment.objective.systems,
+        experiment.objective.has_additions,
         job.contract.statistics is not None,
         job.encoder is not None,
     )

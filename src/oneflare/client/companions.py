@@ -1,4 +1,4 @@
-"""What a client's message holds beside its network, and how it is written: statistics, trust, evidence."""
+"""What a client writes beside its network, statistics and evidence, and the writing of its upload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's teacher: a network trained on the public split before any client starts, and its view of that split."""
+"""The server's teacher: a network that is trained on the public split before any client starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def teacher_features(
             Augmentation.for_data(experiment.augment, image, flip),
             build_controller({"name": "none"}, ClientFacts(tuple(data.counts.tolist()))),
             None,
-            experiment.objective.alone(),
+            experiment.objective.without_additions(),
             experiment.train.model_copy(update={"epochs": epochs}),
             (experiment.seed, TEACHER),
         )

@@ -1,4 +1,4 @@
-"""Measuring the statistics of `upload.statistics` on a client's images, and adding the noise that was agreed on."""
+"""Measures the statistics of `oneflare.upload.statistics` on a client's images and adds the agreed noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client's isolated training: its own data in, one upload out.
+"""One client's isolated training, from its own data to one upload.
 
 Nothing is shared while training. Every random draw is named by (seed, client, purpose, epoch), so a client's upload
 does not depend on where, when or beside whom it is trained, and training resumes from any epoch bit for bit.

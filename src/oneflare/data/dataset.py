@@ -1,4 +1,4 @@
-"""Images and labels in memory, and the pixel convention shared by training, fusion and prediction."""
+"""Images and labels in memory, and the pixel convention that training, fusion and prediction share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data handed over in Python instead of by name."""
+"""Data sets that a Python caller hands over as arrays instead of naming them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behavioural admission: what each member's upload does to the answers, before a model is written.
+"""Checks what each member's upload does to the model's answers before a model is written.
 
 An upload can be signed, well-formed and plausible in every number, and still be made of images with swapped labels.
 Only its effect tells: the federation's own fusion is made once with everybody and once without each member in turn,

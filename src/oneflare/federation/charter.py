@@ -1,4 +1,4 @@
-"""The charter of a federation: the one file, `federation.yaml`, that the coordinator sends and every member obeys.
+"""The charter `federation.yaml`: the file with the terms, which the coordinator sends to every member.
 
 It holds all that members must share (classes, images, method, budget, what is uploaded) and what only the coordinator
 acts on (who is admitted, until when, which fusions). The first part makes the fingerprint: uploads carry it, so one
@@ -207,7 +207,7 @@ class Charter(Section):
 
 HEADER = """\
 # A OneFlare federation, fingerprint {fingerprint}. Send this file to every member, unchanged.
-# Members and the coordinator compare the fingerprint by another road (telephone, letter) before they train.
+# Members and the coordinator compare the fingerprint by telephone or in person before they train.
 # Members, deadline, use, limits and experiment.fusions may change later; all else makes another federation.
 """
 

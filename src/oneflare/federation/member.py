@@ -1,4 +1,4 @@
-"""A member's side of a real federation: its own data and the charter in, one upload out.
+"""A member's side of a federation: makes one upload from the charter and the member's own data.
 
 Training is `client.train_client`, as in a simulation. Nothing but the upload is meant to leave; what resuming needs
 lies in a folder beside it.
@@ -151,6 +151,7 @@ class Envelope:
     member: str
     key: SigningKey | None
     notes: tuple[str, ...] = ()
+    """what the coordinator should know of the data"""
 
     def seal(self, source: Path, path: Path) -> dict[str, Any]:
         """Write the upload of `source` to `path` under this envelope; returns its manifest."""
@@ -167,15 +168,26 @@ def make_upload(
     key: SigningKey | None = None,
     observe: EpochObserver | None = None,
     ledger: Ledger | None = None,
-    notes: tuple[str, ...] = (),
 ) -> Made:
-    """Train if needed, then write the one file, under the member's name and signed if a key is given.
+    """Train if needed, then write the one file, under the member's name and signed if a key is given."""
+    return make_upload_in(Envelope(member, key), charter, data, out, observe=observe, ledger=ledger)
 
-    Under private terms the ledger (by default, that of the member's home) has the last word: what was answered before
-    is given again, and a new answer is refused where the budget is spent. notes: what the coordinator should know of
-    the data; they are part of the upload.
+
+def make_upload_in(
+    envelope: Envelope,
+    charter: Charter,
+    data: ClientData,
+    out: Path,
+    *,
+    observe: EpochObserver | None = None,
+    ledger: Ledger | None = None,
+) -> Made:
+    """Train if needed, then write the one file to `out`, with what the envelope says.
+
+    Under private terms the ledger (by default, that of the member's home) decides: an earlier answer to the same
+    question is given again, and a new answer is refused where the budget is spent.
     """
-    envelope = Envelope(member, key, notes)
+    member, key, notes = envelope.member, envelope.key, envelope.notes
     question = Question.of(charter, member, data)
     if question is not None:
         return _answer(charter, data, out, question, ledger or Ledger(ledger_folder(None)), envelope, observe)

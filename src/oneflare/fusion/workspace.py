@@ -1,4 +1,4 @@
-"""What a fusion is given beside the uploads: where it may keep a checkpoint, and whom it tells how far it is."""
+"""What a fusion receives beside the uploads: where it keeps a checkpoint, and what it tells of its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stories of a run and of a comparison, from their files."""
+"""Makes the story of a run or of a comparison from its files."""
 
 from __future__ import annotations
 

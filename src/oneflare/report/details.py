@@ -1,4 +1,4 @@
-"""One run as a page shows it: who owned what, lambda, geometry, every fusion; bounded whatever the run's size."""
+"""What a page shows of one run: the partition, lambda, geometry and every fusion, bounded in size."""
 
 from __future__ import annotations
 

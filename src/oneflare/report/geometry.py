@@ -1,4 +1,4 @@
-"""Where prototypes lie: cosines between classes, and all clients' prototypes on one plane."""
+"""The geometry of prototypes: cosines between classes, and all clients' prototypes on one plane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HTML file that opens from disk: the story's tables, its figures, and the data behind them."""
+"""Writes one self-contained HTML file: the story's tables, its figures, and the data behind them."""
 
 from __future__ import annotations
 

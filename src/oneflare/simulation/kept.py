@@ -1,4 +1,4 @@
-"""What earlier commands have left in files, and whether it still counts: today's code may give other figures.
+"""Decides whether results that earlier commands left in files are still valid.
 
 Uploads depend on the code of training, figures also on the code of fusion; both are recorded beside them. A run whose
 training code has changed is kept under its name and a new one begins; figures whose fusion code has changed are made

@@ -1,4 +1,4 @@
-"""Which test images a fused model answers rightly: one bit each, kept beside the run, so that images can be resampled.
+"""Keeps one bit for each test image that a model classifies correctly, so that images can be resampled.
 
 They are read off the saved models, so that runs from before can be given them as well.
 """

@@ -1,4 +1,4 @@
-"""Members that mean harm and send well-formed uploads: what each fusion makes of them.
+"""Attacks by members that send well-formed uploads, and what each fusion makes of them.
 
 An attack is a function from an honest member's network and counts to what it sends instead; the poisoned upload is
 written like any other, passes every check, and meets the honest uploads of the same run.

@@ -1,4 +1,4 @@
-"""Run the cells of studies: what is done is skipped, what another process holds is left to it.
+"""Runs the cells of studies, and skips those that are complete or held by another process.
 
 Cells run side by side in worker processes, each on one core. Several shells may work on one folder of runs: a cell is
 locked while it is run, the lock dies with its holder, and whoever comes later reads what the other has finished.

@@ -1,8 +1,7 @@
-"""The fusion bench: one set of uploads, every way to make one model of them, what each gives and costs."""
+"""The fusion bench: every fusion on one set of uploads, with its accuracy and cost."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +33,7 @@ from oneflare.simulation.results import DiagnosticsResult, FusionResult
 from oneflare.simulation.simulation import Federation, Observer, RunFiles
 from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
+from oneflare.study.inference import Spread
 from oneflare.upload.evidence import EVIDENCE
 
 FIGURES = (
@@ -66,24 +66,6 @@ class RunBench:
     left_out: dict[str, str]
     """name -> why"""
     diagnostics: DiagnosticsResult | None = None
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A figure over seeds."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def std(self) -> float | None:
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"values": list(self.values), "mean": self.mean, "std": self.std}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is in an upload and what it tells its reader, in plain words, for the person who has to allow it to leave."""
+"""Describes in plain words what an upload holds and reveals, for the person who allows it to leave."""
 
 from __future__ import annotations
 

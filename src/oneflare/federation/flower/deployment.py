@@ -1,4 +1,4 @@
-"""A whole deployment on this machine, for trials and tests: a SuperLink, its proxy, SuperNodes, one `flwr run`.
+"""A whole deployment on one machine for trials and tests: SuperLink, proxy, SuperNodes and one `flwr run`.
 
 Every process gets a free port of the loopback interface, its own Flower home and its own log file, and is ended by its
 process group. On several machines the same commands are typed by hand: docs/flower.md.
@@ -31,7 +31,7 @@ from oneflare.errors import ConfigError, RunError
 from oneflare.federation.flower.certificates import Certificates
 from oneflare.federation.flower.nodes import Bound, bind_node, read_nodes, registered_number
 from oneflare.federation.flower.pinned import Seat
-from oneflare.federation.flower.proxy import Door, start_command, write_proxy
+from oneflare.federation.flower.proxy import ProxyAddresses, start_command, write_proxy
 from oneflare.federation.flower.template import app_digest
 from oneflare.simulation.engines.flower import QUIET, require_flower
 
@@ -156,7 +156,7 @@ class Deployment:
             return registered_number(self.flwr("supernode", "register", str(key), CONNECTION, "--format", "json"))
 
         bound = bind_node(self.closed.federation, member, public, tell)
-        door = Door(f"{HOST}:{self.door}", f"{HOST}:{self.port}")
+        door = ProxyAddresses(f"{HOST}:{self.door}", f"{HOST}:{self.port}")
         nodes = read_nodes(self.closed.federation)
         configuration = write_proxy(self.folder / "proxy", door, self.closed.certificates, nodes)
         if "proxy" in self.processes:

@@ -1,4 +1,4 @@
-"""What the SuperLink runs: one round, every reply examined like a file in an inbox, then the federation's fusion."""
+"""The Flower app that the SuperLink runs: one round, a check of every reply, then the fusion."""
 
 from __future__ import annotations
 

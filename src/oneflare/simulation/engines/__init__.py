@@ -1,4 +1,4 @@
-"""Where clients run."""
+"""Engines: where the clients of a simulation run."""
 
 from oneflare.simulation.engines.local import default_workers, map_tasks
 

@@ -1,4 +1,4 @@
-"""A pool of worker processes, one thread each.
+"""`engine=local`: a pool of worker processes with one thread each.
 
 Workers are forked where that is safe (Linux without a GPU): they start at once, share the images by copy-on-write and
 need nothing pickled. A worker that dies takes only its own task with it, which is tried once more; when the main

@@ -1,4 +1,4 @@
-"""How time and memory grow: with clients, with uploads to fuse, and from the first key press."""
+"""How time and memory grow with clients and with uploads, and how long the command line takes to start."""
 
 from __future__ import annotations
 
@@ -49,10 +49,9 @@ def client_growth(counts: Sequence[int], **arguments: Any) -> list[dict[str, Any
     ]
 
 
-def train_once(
-    folder: Path, *, clients: int, size: int, channels: int, samples: int, epochs: int, batch: int, encoder: Any
-) -> float:
-    dataset = random_dataset(size, channels, samples)
+def train_once(folder: Path, *, clients: int, epochs: int, batch: int, encoder: Any, **images: int) -> float:
+    """images: size, channels and samples of `random_dataset`."""
+    dataset = random_dataset(**images)
     dataset = dataclasses.replace(dataset, test=dataset.test.take(torch.arange(100)))
     experiment = resolve(
         {

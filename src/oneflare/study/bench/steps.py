@@ -1,4 +1,4 @@
-"""One training step: what surrounds the encoder, a busy neighbour, clients together, controllers."""
+"""The cost of one training step: the surroundings of the encoder, cohorts, and controllers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an upload costs on the wire, and what sending less of it costs in accuracy."""
+"""The size of an upload, and what sending less of it costs in accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One question to every node, and whatever comes back before the time is up.
+"""Sends one message to every node and collects the replies that arrive in time.
 
 A node may raise an error, die, hang, connect late or come back under another number; none of this stops the others.
 """

@@ -1,4 +1,4 @@
-"""`engine=flower`: every client of an experiment as a virtual node of Flower's simulation.
+"""`engine=flower`: runs every client of an experiment as a virtual node of Flower's simulation.
 
 The files of the run folder are those of the local engine. A client trains in a folder of its own node and sends its
 files in one message; the server writes them into the run folder. A run that is interrupted goes on where its nodes

@@ -240,7 +240,7 @@ def test_the_logs_numbers_find_them_and_say_who_else_has_them():
     assert find_method("v5-public").name == "public_bank"
     assert find_method("V6-two-stage").name == "two_stage"
     assert find_method("V5").name == "drcl"
-    assert "V5" in explain("memory_bank").notes[0]
+    assert "V5" in explain("V5-memory").notes[0]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_the_logs_numbers_find_them_and_say_who_else_has_them():
     ],
 )
 def test_explain_shows_the_equation(method, words):
-    assert words in json.dumps(explain(method).to_dict()["systems"])
+    assert words in json.dumps(explain(method).to_dict()["additions"])
 
 
 def test_absent_options_leave_runs_their_name():
