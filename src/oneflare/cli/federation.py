@@ -222,6 +222,7 @@ def fuse(
     --remove it. Without such images, only members that differ from the others in their numbers are warned about.
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import Remarks
     from oneflare.cli.show_federation import fused_federation
     from oneflare.data.local import read_local
     from oneflare.errors import ConfigError
@@ -248,7 +249,7 @@ def fuse(
         rules=Rules(late=late, keep=keep, min_members=min_members),
         test=None if held_out is None else held_out.split,
         admission=admission,
-        say=None if quiet else show.note,
+        observer=None if quiet else Remarks(),
     )
     write_card(fused)
     write_federation_page(fused)
@@ -363,9 +364,11 @@ def train(
                 f"an upload of {_size(guess.upload_bytes)}; nothing was written"
             )
         return
-    with member_progress(charter, enabled=not quiet) as observe:
+    with member_progress(charter, enabled=not quiet) as observer:
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
-        made = make_upload(charter, found, out, member=member, key=signing, observe=observe, ledger=ledger, notes=notes)
+        made = make_upload(
+            charter, found, out, member=member, key=signing, observer=observer, ledger=ledger, notes=notes
+        )
     content = disclose(out)
     if json:
         spent = None if made.balance is None else made.balance.to_dict()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from oneflare.cli import show
-from oneflare.simulation.stages import Observer
+from oneflare.client.observer import Observer, Observers
 
 
 class _Counter(Observer):
@@ -16,8 +16,7 @@ class _Counter(Observer):
     def __init__(self) -> None:
         self.runs = 0
 
-    def end(self, content: Mapping[str, Any]) -> None:
-        del content
+    def end(self, _content: Mapping[str, Any]) -> None:
         self.runs += 1
 
 
@@ -27,7 +26,7 @@ def tracked(display: Observer, names: Sequence[str] | None) -> Iterator[Observer
     if not names:
         yield display
         return
-    from oneflare.simulation.tracking import Observers, tracker
+    from oneflare.simulation.tracking import tracker
 
     counter = _Counter()
     trackers = [tracker(name) for name in dict.fromkeys(names)]

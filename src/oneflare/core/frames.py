@@ -6,7 +6,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-OURS = str(Path(__file__).parent)
+OURS = str(Path(__file__).parent.parent)
 LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib") if sysconfig.get_path(name)}
 )

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from oneflare import _version
+from oneflare.client.observer import Observer
 from oneflare.core.files import load_state, save_state
 from oneflare.errors import RunError
 
 REPORT_SECONDS = 0.1
-
-
-def _quiet(step: int, steps: int) -> None:
-    del step, steps
 
 
 @dataclass
@@ -26,12 +22,17 @@ class Workspace:
     checkpoint: Path | None = None
     every_seconds: float = 20.0
     """least time between two checkpoints"""
-    report: Callable[[int, int], None] = _quiet
-    """step, steps"""
+    fusion: str = ""
+    """the name under which the observer is told of its steps"""
+    observer: Observer = field(default_factory=Observer)
     seconds_before: float = 0.0
     """spent before an interruption"""
     notes: dict[str, Any] = field(default_factory=dict)
     """what the fusion has to say beside its model"""
+
+    def report(self, step: int, steps: int) -> None:
+        """So many steps are done."""
+        self.observer.fusion_step(self.fusion, step, steps)
 
     def discard(self) -> None:
         """After the result is safe."""

@@ -16,7 +16,7 @@ from oneflare.core.files import digest_of, read_json, write_json
 from oneflare.data import Dataset
 from oneflare.fusion import load_model, logits_of_all
 from oneflare.nn.hardware import one_thread
-from oneflare.simulation.stages import RunFiles
+from oneflare.simulation.files import RunFiles
 
 FILE = "answers.json"
 LARGEST_SLIP = 0.005

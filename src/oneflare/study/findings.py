@@ -10,7 +10,8 @@ import numpy as np
 
 from oneflare.errors import RunError
 from oneflare.fusion import made_with
-from oneflare.simulation.stages import Result, RunFiles, read_result
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import Result, read_result
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell, Place, Plan
 from oneflare.study.inference import Difference, difference

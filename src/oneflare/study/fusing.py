@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.files import digest_of, exclusive, read_json, write_json
 from oneflare.core.stopping import UNCHANGED, on_stop
@@ -29,8 +30,9 @@ from oneflare.fusion.workspace import Workspace
 from oneflare.metrics import retention, score
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.engines.measure import measure
-from oneflare.simulation.kept import diagnose_into, say_if_outdated
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.kept import diagnose_into, warn_if_outdated
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
 from oneflare.upload.evidence import EVIDENCE
@@ -221,7 +223,7 @@ def bench_run(
                 fresh.append(spec)
         costs: dict[str, dict[str, Any]] = {}
         for number, spec in enumerate(fresh, start=1):
-            say_if_outdated(files.metrics(spec["name"]), spec, observer.warn)
+            warn_if_outdated(files.metrics(spec["name"]), spec, observer)
             observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
             try:
                 costs[spec["name"]] = _fuse(spec, uploads, files)
@@ -305,7 +307,7 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> dict[
 
 
 def _evaluate(
-    federation: Federation,
+    federation: Simulation,
     uploads: UploadSet,
     files: RunFiles,
     specs: Mapping[str, Mapping[str, Any]],
@@ -345,7 +347,7 @@ def _evaluate(
     return found
 
 
-def _geometry(federation: Federation, uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
+def _geometry(federation: Simulation, uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
     """Neural collapse, CKA, cosines and distances of these members; kept beside their fusions."""
     if not federation.contract.deep:
         raise RunError(f"{files.folder} has no trained networks to diagnose; use a method that trains")

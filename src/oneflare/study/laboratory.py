@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from oneflare.simulation.stages import RunFiles, read_experiment
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import read_experiment
 from oneflare.study.compare import Cell, Comparison
 from oneflare.study.studies import Block, Claim, Study, Table
 
