@@ -139,13 +139,14 @@ def test_interrupted_training_resumes_bit_for_bit(method, tmp_path):
     class Cut(Exception):
         pass
 
-    def cut(epoch, row):
-        if epoch == 2:
-            raise Cut
+    class CutAfterTwo(Observer):
+        def epoch(self, client, epoch, row, samples):
+            if epoch == 2:
+                raise Cut
 
     job = dataclasses.replace(made.clients.job(1), folder=tmp_path / "cut")
     with pytest.raises(Cut):
-        train_client(job, data, cut)
+        train_client(job, data, CutAfterTwo())
     train_client(job, data)
     for name in ("upload.safetensors", "trace.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
