@@ -25,9 +25,9 @@ from oneflare.client.observer import Observer
 from oneflare.client.statistics import measure
 from oneflare.core.files import write_json
 from oneflare.data import load
-from oneflare.fusion import FUSIONS, build_fusion, logits_of_all
+from oneflare.fusion import FUSIONS, build_fusion
 from oneflare.methods.resolve import resolve
-from oneflare.metrics import score
+from oneflare.metrics import evaluate
 from oneflare.nn import build_encoder, build_feature_map
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.engines import map_tasks
@@ -57,11 +57,11 @@ def run(layer: dict[str, Any], keep: Callable[[Result], dict[str, Any]] | None =
         content = result.content
         kept = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error", "fuse_seconds")
         figures = {
-            "fusions": {name: {key: row[key] for key in kept} for name, row in content["fusions"].items()},
-            "upload_bytes_per_client": content["cost"]["upload_bytes"] / len(content["fused_clients"]),
-            "clients": len(content["fused_clients"]),
-            "epochs": content["epochs"],
-            "peak_memory_bytes": content["cost"]["peak_memory_bytes"],
+            "fusions": {name: {key: getattr(row, key) for key in kept} for name, row in content.fusions.items()},
+            "upload_bytes_per_client": content.cost.upload_bytes / len(content.fused_clients),
+            "clients": len(content.fused_clients),
+            "epochs": content.epochs,
+            "peak_memory_bytes": content.cost.peak_memory_bytes,
             "wall_seconds": time.monotonic() - started,
         }
         return figures | (keep(result) if keep else {})
@@ -172,12 +172,11 @@ def every_fusion(cell: StudyCell) -> dict[str, Any]:
     uploads = federation.collect([summary for summary in found if summary is not None], Observer())
     offered = frozenset.intersection(*(upload.fields for upload in uploads))
     fusions = {name: build_fusion({"name": name}) for name in FUSIONS}
-    fed = {name: fusion for name, fusion in fusions.items() if fusion.needs <= offered and not fusion.trains}
-    test = federation.dataset.test
+    fed = [name for name, fusion in fusions.items() if fusion.needs <= offered and not fusion.trains]
     with one_thread():
-        logits = logits_of_all({name: fusion.fuse(uploads) for name, fusion in fed.items()}, test.images)
+        found = evaluate([{"name": name} for name in fed], uploads, federation.dataset.test)
     kept = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error")
-    scores = {name: score(value, test.labels).to_dict() for name, value in logits.items()}
+    scores = {one.name: one.scores.to_dict() for one in found}
     return {
         "fusions": {name: {key: row[key] for key in kept} for name, row in scores.items()},
         "upload_bytes_per_client": sum(upload.file_bytes for upload in uploads) / len(uploads),
@@ -200,11 +199,11 @@ def both_solvers(cell: StudyCell) -> dict[str, Any]:
     folder = cell.folder(RUNS)
     run_experiment(cell.experiment, folder)
     federation, uploads = open_run(folder, Observer())
-    test = federation.dataset.test
+    names = ("lda", "ridge")
     with one_thread():
-        models = {name: build_fusion({"name": "analytic", "solver": name}).fuse(uploads) for name in ("lda", "ridge")}
-        logits = logits_of_all(models, test.images)
-    return {name: score(value, test.labels).to_dict()["accuracy"] for name, value in logits.items()}
+        specs = [{"name": "analytic", "solver": name} for name in names]
+        found = evaluate(specs, uploads, federation.dataset.test)
+    return {name: one.scores.accuracy for name, one in zip(names, found, strict=True)}
 
 
 def combined() -> Iterator[Cell]:

@@ -29,16 +29,15 @@ SETTING = {
     "train": {"snapshots": 0},
 }
 KEPT = ("accuracy", "balanced_accuracy", "worst_class", "parameters", "forward_passes", "fuse_seconds")
+MORE = ("teacher", "training")
+"""of fusions that have them"""
 
 
 def measure(seed: int) -> dict[str, Any]:
     experiment = resolve(SETTING, {"seed": seed, "fusions": ["count_prototypes", "average", *FUSIONS]})
     rows = run_experiment(experiment, RUNS / f"s{seed}").fusions
-    more = ("teacher", "training")
-    return {
-        name: {key: row[key] for key in KEPT} | {key: row[key] for key in more if key in row}
-        for name, row in rows.items()
-    }
+    contents = {name: row.to_dict() for name, row in rows.items()}
+    return {name: {key: row[key] for key in KEPT + MORE if key in row} for name, row in contents.items()}
 
 
 def table(content: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ def main() -> None:
                 layer = setting | {"seed": seed, "train.precision": precision, "train.snapshots": 0}
                 with tempfile.TemporaryDirectory() as folder:
                     result = run_experiment(resolve({"method": "flare"}, layer), Path(folder) / "run")
-                rows[key] = {fusion: row["accuracy"] for fusion, row in result.content["fusions"].items()}
+                rows[key] = {fusion: row.accuracy for fusion, row in result.fusions.items()}
                 print(key, rows[key], flush=True)
                 write_json(OUT, content)
     content["points_lost"] = {

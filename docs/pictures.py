@@ -351,6 +351,51 @@ def fusion() -> Drawing:
     return picture
 
 
+def density() -> Drawing:
+    """Two members' feature spaces, the same three images in each, and what the density ratio makes of them."""
+    import torch
+
+    from oneflare.models.rules.density import Gaussians
+
+    picture = Drawing(372, "Each member speaks about an image as far as its own feature space knows it")
+    generator = torch.Generator().manual_seed(3)
+    owned = {0: (("cat", (0.28, 0.70)), ("dog", (0.62, 0.74))), 1: (("car", (0.24, 0.72)), ("ship", (0.78, 0.66)))}
+    seen = {0: {"x": (0.60, 0.71), "y": (0.50, 0.30)}, 1: {"x": (0.46, 0.34), "y": (0.26, 0.70)}}
+    side, scale, behind = 220.0, 0.045, 0.15
+    for member, classes in owned.items():
+        left, top = 40 + 350 * member, 46
+        picture.text(left, 30, f"Member {'AB'[member]} has {classes[0][0]}s and {classes[1][0]}s", "t b")
+        picture.box(left, top, side, side)
+        noise = torch.tensor([0.5, 0.36]) + behind * torch.randn(60, 2, generator=generator)
+        for x, y in noise.clamp(0.03, 0.97).tolist():
+            picture.dot(left + side * x, top + side * (1 - y), 2, "m")
+        means = torch.tensor([[place for _, place in classes]], dtype=torch.float64)
+        for index, (name, place) in enumerate(classes):
+            for x, y in (torch.tensor(place) + scale * torch.randn(30, 2, generator=generator)).tolist():
+                picture.dot(left + side * x, top + side * (1 - y), 2.4, f"f{2 * member + index}")
+            picture.text(
+                left + side * place[0] - 12, top + side * (1 - place[1]) - 32, name, f"f{2 * member + index} s"
+            )
+        eye = torch.eye(2, dtype=torch.float64)[None]
+        known = Gaussians.of(means, scale**2 * eye, torch.ones(1, 2))
+        unknown = Gaussians.of(torch.tensor([[[0.5, 0.36]]], dtype=torch.float64), behind**2 * eye, torch.ones(1, 1))
+        for name, place in seen[member].items():
+            point = torch.tensor([place])
+            ratios = (known.log_densities(0, point) - unknown.log_densities(0, point))[0]
+            x, y = left + side * place[0], top + side * (1 - place[1])
+            picture.dot(x, y, 5.5, "t")
+            best = int(ratios.argmax())
+            picture.text(x + 9, y + 4, f"{name}: {classes[best][0]} {float(ratios[best]):+.0f}", "t s b")
+    picture.dot(46, 292, 2.4, "m")
+    picture.text(58, 297, "background: the member's own images, destroyed", "m s")
+    picture.text(40, 322, "Image x is a dog: A knows it (ratio above 0), B does not, whatever its classes.", "m s")
+    picture.text(
+        40, 344, "Image y is a car: B knows it. The numbers are log ratios of the two densities at the image,", "m s"
+    )
+    picture.text(40, 364, "for the member's likeliest class.", "m s")
+    return picture
+
+
 def analytic() -> Drawing:
     """Two splits of the same images: other parts, the same sum."""
     import torch
@@ -458,6 +503,7 @@ PICTURES: dict[str, Callable[[], Drawing]] = {
     "anchors": anchors,
     "lambda": lambda_rules,
     "fusion": fusion,
+    "density": density,
     "analytic": analytic,
     "privacy": privacy,
 }

@@ -14,4 +14,4 @@ print(
 
 result = fuse_run(folder, [{"name": "ensemble"}, {"name": "average"}])
 for name, row in result.fusions.items():
-    print(f"{name:18} {100 * row['accuracy']:5.1f} %, {row['forward_passes']} passes per image")
+    print(f"{name:18} {100 * row.accuracy:5.1f} %, {row.forward_passes} passes per image")

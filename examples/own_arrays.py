@@ -18,8 +18,8 @@ for digits in ((0, 1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9)):
     owners.append((images[mine], labels[mine]))
 
 result = oneflare.run(data=owners, test=(images[-300:], labels[-300:]), epochs=10, out=Path(mkdtemp()) / "run")
-for name, row in sorted(result.fusions.items(), key=lambda item: -item[1]["accuracy"]):
-    print(f"{name:18} {100 * row['accuracy']:5.1f} %")
+for name, row in sorted(result.fusions.items(), key=lambda item: -item[1].accuracy):
+    print(f"{name:18} {100 * row.accuracy:5.1f} %")
 
 model = result.model()
 answer = model.predict_proba(torch.from_numpy(images[-1:])[:, None])[0]

@@ -30,5 +30,5 @@ shared = {"data": "digits", "alpha": 0.05, "clients": 5, "epochs": 8}
 flare = oneflare.run(method="flare", out=folder / "flare", **shared)
 mine = oneflare.run(method="flare", controller="half_time", out=folder / "half_time", **shared)
 for fusion in flare.fusions:
-    difference = 100 * (mine.fusions[fusion]["accuracy"] - flare.fusions[fusion]["accuracy"])
+    difference = 100 * (mine.fusions[fusion].accuracy - flare.fusions[fusion].accuracy)
     print(f"{fusion:18} {difference:+5.1f} points against FLARE (one seed: this proves nothing yet)")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import oneflare
-from oneflare.fusion import FUSIONS, Fusion, GlobalModel, UploadSet
+from oneflare.fusion import FUSIONS, QUIET, Fused, Fusion, UploadSet, Workspace
 from oneflare.models.members import rule
 from oneflare.simulation.stages import fuse_run
 from oneflare.testing import check_fusion
@@ -40,12 +40,12 @@ class Loudest(Fusion):
 
     needs = frozenset({"weights", "prototypes"})
 
-    def fuse(self, uploads: UploadSet) -> GlobalModel:
-        return uploads.members(LoudestRule(F.normalize(uploads.prototypes, dim=2)))
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        return Fused(uploads.members(LoudestRule(F.normalize(uploads.prototypes, dim=2))))
 
 
 check_fusion("loudest")
 folder = Path(mkdtemp()) / "run"
 oneflare.run(data="digits", clients=4, alpha=0.3, epochs=5, fusions="count_prototypes", out=folder)
 for name, row in fuse_run(folder, [{"name": "loudest"}]).fusions.items():
-    print(f"{name:18} {100 * row['accuracy']:5.1f} %")
+    print(f"{name:18} {100 * row.accuracy:5.1f} %")

@@ -21,7 +21,7 @@ from oneflare.upload.evidence import EVIDENCE
 
 NEEDS_MORE = {
     "analytic": {"analytic": {"name": "random_conv", "filters": 8}},
-    "flare_analytic": {"analytic": {"name": "random_conv", "filters": 8}, "train.holdout": 0.2},
+    "flare_analytic": {"analytic": {"name": "random_conv", "filters": 8}},
 }
 
 

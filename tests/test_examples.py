@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,24 @@ def run(path: Path, folder: Path, *words: str) -> str:
     return done.stdout
 
 
+PRINTED = {
+    "fuse_folder.py": r"count_prototypes +(?P<accuracy>[\d.]+) %, 4 passes per image",
+    "own_arrays.py": r"count_prototypes +(?P<accuracy>[\d.]+) %",
+    "own_controller.py": r"count_prototypes +(?P<points>[+-][\d.]+) points against FLARE",
+    "own_encoder.py": r"count_prototypes: (?P<accuracy>[\d.]+) %, [\d,]+ parameters in all members",
+    "own_fusion.py": r"loudest +(?P<accuracy>[\d.]+) %",
+}
+"""what each example shows of the part that it adds"""
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in LONG))
 def test_example(name, tmp_path):
     printed = run(EXAMPLES / name, tmp_path)
-    assert "%" in printed or "points" in printed
+    found = re.search(PRINTED[name], printed)
+    assert found, printed
+    figures = found.groupdict()
+    assert 60 < float(figures.get("accuracy", 90)) <= 100  # of ten classes
+    assert abs(float(figures.get("points", 0))) < 30
 
 
 @pytest.mark.soak

@@ -22,8 +22,17 @@ from torch import Tensor
 from oneflare.core.config import DataConfig
 from oneflare.data import Dataset, load
 from oneflare.data.sources import SOURCES
-from oneflare.fusion import FUSIONS, GlobalModel, SingleModel, UploadSet, build_fusion, load_model
-from oneflare.fusion.base import Fusion
+from oneflare.fusion import (
+    FUSIONS,
+    QUIET,
+    Fused,
+    Fusion,
+    GlobalModel,
+    SingleModel,
+    UploadSet,
+    build_fusion,
+    load_model,
+)
 from oneflare.nn import build_encoder, build_feature_map, encoder_spec, initial_network
 from oneflare.nn.encoders import feature_dim
 from oneflare.objective import CONTROLLERS, ClientFacts, Controller, build_controller
@@ -141,26 +150,32 @@ def check_method(name: str, **settings: Any) -> None:
     """Resolves, trains an epoch on a few images, and every fusion it names gives a finite answer."""
     with tempfile.TemporaryDirectory() as folder:
         result = _tiny_run(Path(folder), {"method": name, **settings})
-        for fusion, row in result.content["fusions"].items():
-            _require(math.isfinite(row["accuracy"]), f"{name}: accuracy of {fusion} is {row['accuracy']}")
+        for fusion, row in result.fusions.items():
+            _require(math.isfinite(row.accuracy), f"{name}: accuracy of {fusion} is {row.accuracy}")
 
 
 def check_fusion(name: str, *, settings: dict[str, Any] | None = None, **options: Any) -> None:
     """One answer for the same uploads: finite, whatever the batch size, fused twice, or saved and loaded again.
 
+    Also that `fuse` returns a `Fused`, stores nothing on the fusion, and gives the kind of model it declares.
+
     settings: what the uploads of the fusion need beside the defaults, for example {"upload.evidence": ["moments"]}
     """
     spec = FUSIONS.complete({"name": name, **options})
-    _require(
-        isinstance(build_fusion(spec), Fusion), f"{name}: is not a Fusion; derive it from oneflare.fusion.base.Fusion"
-    )
+    fusion = build_fusion(spec)
+    _require(isinstance(fusion, Fusion), f"{name}: is not a Fusion; derive it from oneflare.fusion.Fusion")
+    before = dict(vars(fusion))
     images = load(DataConfig(**TINY_DATA)).test.images
     with tempfile.TemporaryDirectory() as folder:
         uploads = tiny_uploads(Path(folder), settings)
-        model = build_fusion(spec).fuse(uploads)
-        _require(isinstance(model, GlobalModel), f"{name}: fuse() returns {type(model).__name__}, not a GlobalModel")
+        fused = fusion.fuse(uploads, QUIET)
+        _require(isinstance(fused, Fused), f"{name}: fuse() returns {type(fused).__name__}; return Fused(model)")
+        stored = sorted(key for key, value in vars(fusion).items() if key not in before or before[key] is not value)
+        _require(not stored, f"{name}: fuse() sets {', '.join(stored)} on the fusion; return it in Fused instead")
+        model = fused.model
+        _require(isinstance(model, GlobalModel), f"{name}: Fused holds {type(model).__name__}, not a GlobalModel")
         _require(
-            isinstance(model, SingleModel) == build_fusion(spec).single_network,
+            isinstance(model, SingleModel) == fusion.single_network,
             f"{name}: its model is a {type(model).__name__}; set single_network = {isinstance(model, SingleModel)}",
         )
         logits = model.logits(images)
@@ -168,7 +183,7 @@ def check_fusion(name: str, *, settings: dict[str, Any] | None = None, **options
         _require(bool(torch.isfinite(logits).all()), f"{name}: logits are not finite")
         for size in (1, 7, 256):
             _close(model.logits(images, size), logits, f"{name}: a batch of {size} changes the answer")
-        _close(build_fusion(spec).fuse(uploads).logits(images), logits, f"{name}: fusing twice gives two answers")
+        _close(fusion.fuse(uploads, QUIET).model.logits(images), logits, f"{name}: fusing twice gives two answers")
         path = Path(folder) / "model.safetensors"
         model.save(path)
         _close(load_model(path).logits(images), logits, f"{name}: a saved model gives another answer")

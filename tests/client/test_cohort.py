@@ -85,9 +85,9 @@ def test_a_run_says_what_its_clients_were_trained_in(tmp_path):
     split = {"partition": {"kind": "iid", "clients": 6}, "data": {"train_size": 30}, "workers": 2}
     for precision in ("float32", "bfloat16"):
         result = run_experiment(resolve(TINY, split, {"train.precision": precision}), tmp_path / precision).content
-        assert result["precision"] == precision
-        assert [client["precision"] for client in result["clients"]] == [precision] * 6
-        assert [client["peak_lr"] for client in result["clients"]] == [0.05] * 6
+        assert result.precision == precision
+        assert [client.precision for client in result.clients] == [precision] * 6
+        assert [client.peak_lr for client in result.clients] == [0.05] * 6
     traces = [
         [RunFiles(tmp_path / precision).client(client).read_trace()[-1]["local"] for client in range(6)]
         for precision in ("float32", "bfloat16")

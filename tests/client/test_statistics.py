@@ -160,9 +160,9 @@ def test_honest_noise_raises_no_complaint_and_lies_beyond_it_do(epsilon, kind):
     privacy = Privacy(epsilon, 1e-5, clip=0.5)
     bounded = Bounded(MAP, privacy.clip)
     limits = Limits.of(bounded)
-    whole = measure(bounded, DIGITS.images, DIGITS.labels, 10)
+    whole = measure_on_lattice(bounded, DIGITS.images, DIGITS.labels, 10, privacy)
     for seed in range(10):
-        noised = privatise(whole, privacy, torch.Generator().manual_seed(seed))
+        noised = privatise(whole, privacy, SeededWords(seed))
         assert complaint(pack(noised, kind), 300, limits, privacy) is None
     lie = {key: tensor.clone() for key, tensor in pack(noised, kind).items()}
     lie["sums"] *= -1e5

@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from hospitals import typed
 from oneflare.core.files import write_json
 from oneflare.nn import bfloat16
-from oneflare.nn.bfloat16 import measured, reference
+from oneflare.nn.bfloat16 import Figure, forget, reference
 
 MODULE = '''
 import torch
@@ -200,8 +201,14 @@ def test_broken_parts_are_told_what_they_break():
         (
             "twice",
             "from oneflare.fusion.base import FUSIONS, Fusion\n"
-            "@FUSIONS.register('average')\nclass Average(Fusion):\n    def fuse(self, uploads): ...\n",
+            "@FUSIONS.register('average')\nclass Average(Fusion):\n    def fuse(self, uploads, workspace): ...\n",
             "fusion 'average' is registered twice",
+        ),
+        (
+            "earlier",
+            "from oneflare.fusion import FUSIONS, Fusion\n"
+            "@FUSIONS.register('mine')\nclass Mine(Fusion):\n    def fuse(self, uploads): ...\n",
+            "earlier.Mine: fuse must take (self, uploads, workspace) and return Fused(model)",
         ),
     ],
 )
@@ -214,27 +221,35 @@ def test_a_module_that_does_not_import_is_one_line(tmp_path, name, text, message
     assert len(failed.stderr.strip().splitlines()) == 1
 
 
-def test_doctor_tells_what_is_there(tmp_path):
-    told = oneflare(tmp_path, "doctor", "--json", ONEFLARE_DATA=str(tmp_path))
-    assert told.returncode == 0, told.stderr
-    content = json.loads(told.stdout)
+@pytest.fixture
+def remembered(tmp_path, monkeypatch):
+    """A machine that remembers an absurd figure, so that nothing is measured until somebody asks for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget()
+    figure = Figure(99.0, 0.0, datetime.now(UTC).isoformat(), "2.0", "a processor", reference().label)
+    write_json(tmp_path / "oneflare" / "bfloat16.json", {bfloat16._key(reference()): dataclasses.asdict(figure)})
+    yield
+    forget()
+
+
+def test_doctor_tells_what_is_there(tmp_path, capsys, monkeypatch, remembered):
+    monkeypatch.setenv("ONEFLARE_DATA", str(tmp_path))
+    code, out, err = typed(capsys, "doctor", "--json")
+    assert code == 0, err
+    content = json.loads(out)
     assert content["data"] == {"cifar10": False, "cifar100": False, "svhn": False, "tiny-imagenet": False}
     assert content["free_bytes"] > 0
-    read = oneflare(tmp_path, "doctor")
-    assert "digits" in read.stdout
-    assert re.search(r"bfloat16 .*measured \d{4}-\d\d-\d\d with torch", read.stdout)
-    assert "ONEFLARE_DATA" in read.stdout or str(tmp_path) in read.stdout
+    monkeypatch.delenv("ONEFLARE_DATA")
+    _, read, _ = typed(capsys, "doctor")
+    assert "digits" in read
+    assert re.search(r"bfloat16 .*measured \d{4}-\d\d-\d\d with torch", read)
+    assert "set ONEFLARE_DATA to a folder with" in " ".join(read.split())
 
 
-def test_doctor_measures_bfloat16_again_when_asked(tmp_path):
-    cache = tmp_path / "oneflare" / "bfloat16.json"
-    figure = measured(reference())
-    wrong = dataclasses.replace(figure, speedup=99.0, spread=0.0, measured=datetime.now(UTC).isoformat())
-    write_json(cache, {bfloat16._key(reference()): dataclasses.asdict(wrong)})
-
+def test_doctor_measures_bfloat16_again_when_asked(capsys, remembered):
     def told(*words):
-        answer = oneflare(tmp_path, "doctor", "--json", *words, XDG_CACHE_HOME=str(tmp_path))
-        return json.loads(answer.stdout)["bfloat16"][0]["speedup"]
+        _, out, _ = typed(capsys, "doctor", "--json", *words)
+        return json.loads(out)["bfloat16"][0]["speedup"]
 
     assert told() == 99.0
     assert told("--again") < 50

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import io
+import json
 import struct
 import zlib
 from dataclasses import replace
@@ -14,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from starlette.requests import Request
 
 from hospitals import TINY, make, tiny_charter, typed
 from oneflare.core.config import DataConfig, Experiment, Pixels, validate
@@ -28,6 +32,8 @@ from oneflare.federation.member import make_upload, member_data, upload_notes
 from oneflare.fusion import GlobalModel
 from oneflare.models.base import Task
 from oneflare.models.predicting import read_images
+from oneflare.models.serving.app import Predictor
+from oneflare.models.serving.limits import Limits
 from oneflare.upload import read_upload, seal_upload
 
 GREY, COLOUR = ImageSpec.default(1, 8), ImageSpec.default(3, 8)
@@ -333,7 +339,7 @@ def test_dry_run_lists_every_damaged_file_and_they_can_be_skipped(scans, tmp_pat
     upload = read_upload(tmp_path / "u.safetensors", charter.contract)
     assert upload.notes == (note,)
     assert b"cut.png" not in upload.path.read_bytes()
-    assert take_in(charter, [upload.path], [], removed={}, late=False).notes == (f"north says: {note}",)
+    assert take_in(charter, [upload.path]).notes == (f"north says: {note}",)
 
 
 def test_notes_reveal_no_number_that_is_withheld_and_are_bounded(scans, tmp_path):
@@ -392,9 +398,17 @@ def kinds() -> dict[str, bytes]:
     }
 
 
-def test_every_door_gives_the_same_pixels(tmp_path):
-    from oneflare.models.serving.app import Limits, Predictor
+def posted(contents: list[bytes]) -> Request:
+    """What a browser sends to `oneflare serve`."""
+    body = json.dumps({"images": [base64.b64encode(content).decode() for content in contents]}).encode()
 
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+
+
+def test_every_door_gives_the_same_pixels(tmp_path):
     rule = Pixels(low=600, high=3700, background="black", page=1)
     files = kinds()
     for name, content in files.items():
@@ -418,7 +432,7 @@ def test_every_door_gives_the_same_pixels(tmp_path):
     assert torch.equal(images, expected)
     evaluated = read_local(tmp_path / "images", ("a", "b"), model.task.image)
     assert torch.equal(evaluated.split.images, torch.cat([expected] * 2))
-    Predictor(model, Limits()).answer([files[name] for name in order])
+    asyncio.run(Predictor(model, Limits()).answer(posted([files[name] for name in order])))
     assert torch.equal(model.seen[0], expected)
     pq.write_table(
         pa.table({"image": [files[name] for name in order], "label": ["a"] * len(order)}), tmp_path / "t.parquet"

@@ -107,19 +107,24 @@ def test_without_images_the_statistics_name_who_swapped_which_classes(ward, tmp_
 
     everybody = UploadSet(tuple(uploads), charter.contract, charter.template())
     honest = dataclasses.replace(everybody, uploads=tuple(u for u in uploads if u.member != "mallory"))
-    robust = build_fusion({"name": "analytic", "leave_out": True})
+    robust = build_fusion({"name": "analytic", "leave_out": True}).fuse(everybody)
+    plain = build_fusion({"name": "analytic"}).fuse(everybody)
+    without = build_fusion({"name": "analytic"}).fuse(honest)
     images = digits()[1].images[:50]
-    assert torch.allclose(
-        robust.fuse(everybody).logits(images), build_fusion({"name": "analytic"}).fuse(honest).logits(images), atol=1e-3
-    )
-    assert "is suspect and is left out" in robust.remarks[0]
+    assert torch.allclose(robust.model.logits(images), without.model.logits(images), atol=1e-3)
+    (mallory,) = [upload.client for upload in uploads if upload.member == "mallory"]
+    assert [(one.client, one.treatment) for one in robust.suspects] == [(mallory, "left out")]
+    assert str(robust.suspects[0]).startswith(f"client {mallory} is suspect and is left out: its images of '3'")
+    assert [(one.client, one.treatment) for one in plain.suspects] == [(mallory, "kept")]
+    assert str(plain.suspects[0]).startswith(f"client {mallory} is suspect: its images of '3'")
+    assert without.suspects == ()
 
 
 def test_sums_that_no_images_could_give_are_refused_by_name(ward, tmp_path):
     federation = copy_of(ward, tmp_path / "federation")
     charter = read_charter(federation)
-    honest = read_upload(ward / "inbox" / "north.safetensors", charter.contract)
-    seal(rewritten(honest, tmp_path / "lie", negated_sums), tmp_path / "mallory.safetensors")
+    own = read_upload(ward / "mallory.safetensors", charter.contract)
+    seal(rewritten(own, tmp_path / "lie", negated_sums), tmp_path / "mallory.safetensors")
     content = fuse_federation(federation, add=[tmp_path / "mallory.safetensors"]).content
     assert [member["name"] for member in content["members"]] == list(NAMES)
     (verdict,) = [verdict for verdict in content["verdicts"] if verdict["member"] == "mallory"]
@@ -205,7 +210,7 @@ def test_no_member_has_more_than_its_share_of_a_class(claims, share, expected):
 def test_the_share_is_an_option_of_the_robust_fusion(tiny_uploads):
     images = torch.rand(8, 1, 8, 8)
     free, capped = (
-        build_fusion({"name": "robust_prototypes", "class_share": share}).fuse(tiny_uploads).logits(images)
+        build_fusion({"name": "robust_prototypes", "class_share": share}).fuse(tiny_uploads).model.logits(images)
         for share in (1.0, 0.34)
     )
     assert not torch.allclose(free, capped)

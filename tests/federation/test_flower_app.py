@@ -192,7 +192,7 @@ def test_a_node_sends_for_the_member_it_is_registered_for_and_for_nobody_else(tm
     round_here(tmp_path, nodes[:2], nodes="bound")
     report = read_json(tmp_path / "federation" / "flower.json")
     assert report["in"] == ["east"]
-    assert report["left_out"] == {"2": "the reply is an upload of south, but this node is registered for north"}
+    assert report["left_out"] == {"2": "came from north's node, but says that it is from south; each sends its own"}
     inbox = tmp_path / "federation" / "inbox" / "flower-1"
     assert [path.name for path in inbox.iterdir()] == ["node-1.safetensors"]
     round_here(tmp_path, nodes, nodes="bound")
@@ -220,7 +220,7 @@ def test_members_who_sent_by_file_stay_in_and_count(tmp_path):
     charter = make_federation(tmp_path)
     federation = tmp_path / "federation"
     for name in ("north", "south"):
-        data, _ = member_data(charter, tmp_path / name)
+        data = member_data(charter, tmp_path / name).data
         make_upload(charter, data, tmp_path / "mail" / f"{name}.safetensors", member=name)
     fuse_federation(federation, uploads=tmp_path / "mail")
     round_here(tmp_path, [node_of(tmp_path, "east")], **{"min-members": 0})

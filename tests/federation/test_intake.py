@@ -244,7 +244,7 @@ def test_noise_on_counts_is_not_the_coordinators_to_redraw(images, tmp_path):
     charter = tiny_charter(settings=TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.1}})
     counts = []
     for name in ("a", "b"):
-        data, _ = member_data(charter, images)
+        data = member_data(charter, images).data
         out = tmp_path / f"{name}.safetensors"
         path = make_upload(charter, data, out, member="north", ledger=Ledger(tmp_path / name)).path
         counts.append(take_in(charter, [path]).uploads["north"].counts)

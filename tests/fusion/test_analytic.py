@@ -150,7 +150,7 @@ def uploads_of(folder, *layers) -> UploadSet:
 
 
 def fuse(uploads, **options):
-    return build_fusion({"name": "analytic", **options}).fuse(uploads)
+    return build_fusion({"name": "analytic", **options}).fuse(uploads).model
 
 
 @pytest.mark.numeric
@@ -318,7 +318,11 @@ def test_noise_is_secret_unless_a_simulation_asks_for_a_seed(tmp_path):
             {"method": "flare_analytic", "upload": {"statistics_epsilon": 1.0}},
             "the trained network in the same upload is not private",
         ),
-        ({"method": "flare_analytic", "train": {"holdout": 0.0}}, "needs calibration"),
+        ({"method": "flare_analytic", "upload": {"evidence": []}}, "needs density"),
+        (
+            {"method": "flare_analytic", "fusions": [{"name": "flare_analytic", "networks": "redistribution"}]},
+            "needs calibration",
+        ),
     ],
 )
 def test_mistakes_are_one_line_before_any_work(layer, message):
@@ -332,6 +336,7 @@ def both(tmp_path_factory):
     """Networks and statistics in one upload each."""
     folder = tmp_path_factory.mktemp("both") / "run"
     layer = {"method": "flare_analytic", "analytic": SMALL, "data": {"train_size": 900}, "epochs": 6}
+    layer["train"] = {"holdout": 0.1}
     result = run_experiment(resolve(TINY, layer), folder)
     experiment, files = read_experiment(folder), RunFiles(folder)
     made = Simulation.build(experiment, files, load(experiment.data))
@@ -341,16 +346,27 @@ def both(tmp_path_factory):
 def test_the_combination_is_not_worse_than_its_better_part(both):
     result, uploads = both
     parts = {name: row["accuracy"] for name, row in result.fusions.items()}
-    assert parts["flare_analytic"] >= max(parts["analytic"], parts["count_prototypes"]) - 0.02
+    assert parts["flare_analytic"] >= max(parts["analytic"], parts["density_ratio"]) - 0.02
     for upload in uploads:
-        assert upload.fields == {"weights", "prototypes", "counts", "statistics", "calibration"}
+        assert upload.fields == {"weights", "prototypes", "counts", "statistics", "calibration", "density"}
     assert any(upload.trust > 0 for upload in uploads)
 
 
-@pytest.mark.parametrize("embed", [True, False])
-def test_the_combination_is_saved_and_loaded(both, tmp_path, embed):
+def test_the_combination_adds_two_log_posteriors(both):
     _, uploads = both
-    model = build_fusion({"name": "flare_analytic"}).fuse(uploads)
+    images = DIGITS.test.images[:30]
+    model, ratio, analytic = (
+        build_fusion({"name": name}).fuse(uploads).model for name in ("flare_analytic", "density_ratio", "analytic")
+    )
+    expected = analytic.predict_proba(images).log() + ratio.predict_proba(images).log()
+    assert torch.allclose(model.logits(images), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("networks", ["density", "redistribution"])
+@pytest.mark.parametrize("embed", [True, False])
+def test_the_combination_is_saved_and_loaded(both, tmp_path, embed, networks):
+    _, uploads = both
+    model = build_fusion({"name": "flare_analytic", "networks": networks}).fuse(uploads).model
     model.save(tmp_path / "model.safetensors", embed=embed)
     again = load_model(tmp_path / "model.safetensors")
     images = DIGITS.test.images[:30]
@@ -362,7 +378,7 @@ def test_the_combination_is_saved_and_loaded(both, tmp_path, embed):
 
 def test_untrusted_networks_leave_the_analytic_answer(both):
     _, uploads = both
-    model = build_fusion({"name": "flare_analytic"}).fuse(uploads)
+    model = build_fusion({"name": "flare_analytic", "networks": "redistribution"}).fuse(uploads).model
     images = DIGITS.test.images[:30]
     model.rule.trust.zero_()
     assert torch.allclose(model.predict_proba(images), model.analytic.predict_proba(images), atol=1e-6)

@@ -31,6 +31,7 @@ from oneflare.metrics import retention
 from oneflare.models.base import Cost
 from oneflare.nn.generator import initial_generator
 from oneflare.simulation.files import RunFiles
+from oneflare.simulation.results import Point
 from oneflare.simulation.stages import run_experiment
 from shared import SHORT
 
@@ -86,7 +87,7 @@ def test_statistics_loss_is_zero_where_the_statistics_match():
 
 def test_the_teacher_sees_all_layers_of_all_clients(uploads):
     """Where every batch normalisation remembers exactly this batch, the loss vanishes; elsewhere it does not."""
-    teacher = Teacher(build_fusion({"name": "ensemble"}).fuse(uploads))
+    teacher = Teacher(build_fusion({"name": "ensemble"}).fuse(uploads).model)
     images = to_unit(DIGITS.train.images[:32])
 
     def remember(module, inputs):
@@ -147,7 +148,8 @@ def test_the_clients_weights_by_hand():
 def test_retention_by_hand():
     labels = torch.tensor([0, 1, 1, 0])
     student, teacher = torch.eye(2)[[0, 1, 0, 1]], torch.eye(2)[[0, 1, 0, 0]]
-    kept = retention(student, teacher, labels, Cost(10, 1), Cost(55, 5))
+    kept = retention("ensemble", student, teacher, labels, Cost(10, 1), Cost(55, 5))
+    assert kept.name == "ensemble"
     assert kept.kept == pytest.approx(0.5 / 0.75)
     assert (kept.accuracy, kept.agreement, kept.parameters_ratio, kept.passes_ratio) == (0.75, 0.75, 5.5, 5.0)
 
@@ -168,7 +170,7 @@ def test_generated_images_are_images(channels, size):
 
 @pytest.mark.parametrize("name", ["count_prototypes", "ensemble", "iffi", "average"])
 def test_a_teacher_answers_as_its_model(name, uploads):
-    model = build_fusion({"name": name}).fuse(uploads)
+    model = build_fusion({"name": name}).fuse(uploads).model
     teacher = Teacher(model)
     images = to_unit(IMAGES).requires_grad_()
     answers = teacher.logits(images)
@@ -180,7 +182,7 @@ def test_a_teacher_answers_as_its_model(name, uploads):
 
 
 def test_clients_weights_reach_the_teachers_sum(uploads):
-    teacher = Teacher(build_fusion({"name": "ensemble"}).fuse(uploads))
+    teacher = Teacher(build_fusion({"name": "ensemble"}).fuse(uploads).model)
     images = to_unit(IMAGES)
     with torch.no_grad():
         only = teacher.logits(images, torch.tensor([0.0, 1.0, 0.0])).argmax(1)
@@ -210,7 +212,7 @@ def test_one_network_comes_out(name, uploads, tmp_path):
     fusion = build_fusion(SHORT[name])
     assert fusion.single_network
     assert fusion.trains
-    model = fusion.fuse(uploads)
+    model = fusion.fuse(uploads).model
     assert isinstance(model, SingleModel)
     assert model.cost.forward_passes == 1
     for batch_size in (1, 7, 256):
@@ -218,8 +220,8 @@ def test_one_network_comes_out(name, uploads, tmp_path):
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").logits(IMAGES), model.logits(IMAGES))
     list(uploads.encoders())
-    assert same_weights(model, fusion.fuse(uploads))
-    assert not same_weights(model, build_fusion(SHORT[name] | {"seed": 1}).fuse(uploads))
+    assert same_weights(model, fusion.fuse(uploads).model)
+    assert not same_weights(model, build_fusion(SHORT[name] | {"seed": 1}).fuse(uploads).model)
 
 
 class Stop(Exception):
@@ -240,36 +242,37 @@ def test_a_stopped_fusion_goes_on_bit_for_bit(name, uploads, tmp_path, monkeypat
                 raise Stop
 
     with pytest.raises(Stop):
-        fusion.fuse_in(uploads, Workspace(path, 0.0, observer=Stopping()))
+        fusion.fuse(uploads, Workspace(path, 0.0, observer=Stopping()))
     assert 0 < seen[-1] < 12
     going_on: list[int] = []
     workspace = Workspace(path, 0.0, observer=Relay(lambda _, words: going_on.append(words[1])))
-    resumed = fusion.fuse_in(uploads, workspace)
+    resumed = fusion.fuse(uploads, workspace)
     assert going_on[0] == seen[-1]
-    assert workspace.seconds_before > 0
-    whole = Workspace()
-    assert same_weights(resumed, fusion.fuse_in(uploads, whole))
-    assert workspace.notes == whole.notes
+    whole = fusion.fuse(uploads)
+    assert resumed.seconds_before > 0 == whole.seconds_before
+    assert same_weights(resumed.model, whole.model)
+    assert resumed.notes == whole.notes
+    assert resumed.notes["final_loss"] > 0
     workspace.discard()
     assert not path.exists()
 
 
 def test_a_checkpoint_of_other_work_is_not_used(uploads, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
-    build_fusion(SHORT["distill_public"]).fuse_in(uploads, Workspace(path))
+    build_fusion(SHORT["distill_public"]).fuse(uploads, Workspace(path))
     first: list[int] = []
     fewer = replace(uploads, uploads=uploads.uploads[:2])
     workspace = Workspace(path, observer=Relay(lambda _, words: first.append(words[1])))
-    without = build_fusion(SHORT["distill_public"]).fuse_in(fewer, workspace)
+    without = build_fusion(SHORT["distill_public"]).fuse(fewer, workspace)
     assert first[0] == 0
-    assert same_weights(without, build_fusion(SHORT["distill_public"]).fuse(fewer))
+    assert same_weights(without.model, build_fusion(SHORT["distill_public"]).fuse(fewer).model)
     path.write_bytes(b"12345678901234")
     with pytest.raises(RunError, match="is damaged"):
-        build_fusion(SHORT["distill_public"]).fuse_in(uploads, Workspace(path))
+        build_fusion(SHORT["distill_public"]).fuse(uploads, Workspace(path))
 
 
 def agreement(spec: dict, uploads: UploadSet) -> float:
-    student, teacher = build_fusion(spec).fuse(uploads), build_fusion({"name": "count_prototypes"}).fuse(uploads)
+    student, teacher = (build_fusion(one).fuse(uploads).model for one in (spec, {"name": "count_prototypes"}))
     return float((student.predict(IMAGES) == teacher.predict(IMAGES)).float().mean())
 
 
@@ -300,13 +303,13 @@ def test_a_student_that_starts_from_nothing_learns_its_teacher(trained):
 
 
 def test_statistics_of_real_images_are_kept_without_them(uploads):
-    mean = build_fusion({"name": "average"}).fuse(uploads).network.state_dict()
-    student = build_fusion(SHORT["distill_datafree"]).fuse(uploads).network.state_dict()
+    mean = build_fusion({"name": "average"}).fuse(uploads).model.network.state_dict()
+    student = build_fusion(SHORT["distill_datafree"]).fuse(uploads).model.network.state_dict()
     running = [key for key in mean if key.endswith(("running_mean", "running_var"))]
     assert running
     assert all(torch.equal(mean[key], student[key]) for key in running)
     assert not torch.equal(mean["prototypes"], student["prototypes"])
-    public = build_fusion(SHORT["distill_public"]).fuse(uploads).network.state_dict()
+    public = build_fusion(SHORT["distill_public"]).fuse(uploads).model.network.state_dict()
     assert not torch.equal(mean[running[0]], public[running[0]])
 
 
@@ -377,8 +380,8 @@ def test_a_run_with_distillation_reports_and_resumes(tmp_path, monkeypatch):
     assert same_weights(result.model("distill_public"), whole.model("distill_public"))
 
     row, teacher = result.fusions["distill_public"], result.fusions["count_prototypes"]
-    assert row["history"] == [{"epoch": 2, "accuracy": row["accuracy"]}]
-    assert len(teacher["history"]) == 2
+    assert row.history == (Point(2, row.accuracy),)
+    assert len(teacher.history) == 2
     assert row["training"]["steps"] == 8
     assert row["teacher"]["name"] == "count_prototypes"
     assert row["teacher"]["accuracy"] == teacher["accuracy"]
@@ -399,7 +402,7 @@ def test_the_command_says_what_is_kept_and_saved(tmp_path, capsys):
     text = " ".join(output.out.split())
     assert "distill_public keeps" in text
     assert "of the accuracy of count_prototypes" in text
-    ratio = result.fusions["distill_public"]["teacher"]["parameters_ratio"]
+    ratio = result.fusions["distill_public"].teacher.parameters_ratio
     assert f"{ratio:.1f} times fewer parameters and 3.0 times fewer forward passes" in text
     assert "distill_public: 6 steps" in output.err
 

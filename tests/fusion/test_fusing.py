@@ -16,14 +16,14 @@ from oneflare.core.config import DataConfig
 from oneflare.core.files import load_state
 from oneflare.data import load
 from oneflare.errors import ConfigError, OneFlareError, RunError, UploadError
-from oneflare.fusion import FUSIONS, build_fusion, logits_of_all
+from oneflare.fusion import FUSIONS, Fused, build_fusion, logits_of_all
 from oneflare.fusion.membership import Membership
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.engines.measure import measure
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.stages import fuse_run, open_run, run_experiment
 from oneflare.study.compare import compare_methods
-from oneflare.study.fusing import DIAGNOSTICS, STAMP, bench_runs
+from oneflare.study.fusing import DIAGNOSTICS, bench_runs
 from oneflare.upload.evidence import EVIDENCE
 from shared import oneflare
 
@@ -35,7 +35,7 @@ IMAGES = load(DataConfig(test_size=40)).test.images
 RICH = {
     "method": "flare_analytic",
     "data": {"name": "digits", "train_size": 260, "test_size": 60, "public": 60},
-    "train": {"epochs": 1, "snapshots": 0},
+    "train": {"epochs": 1, "snapshots": 0, "holdout": 0.1},
     "upload": {"evidence": list(EVIDENCE)},
     "analytic": {"name": "random_conv"},
     "fusions": ["count_prototypes"],
@@ -64,11 +64,16 @@ def own_copy(rich_run, tmp_path):
 
 
 @pytest.mark.parametrize("name", list(FUSIONS))
-def test_batch_size_changes_no_prediction(name, rich_uploads):
+def test_fusing_leaves_no_trace_and_batch_size_changes_no_prediction(name, rich_uploads):
     """For every fusion there is, and every one that will be: what digits uploads can feed predicts image by image."""
     fusion = build_fusion({"name": name, **QUICK.get(name, {})})
     assert fusion.needs <= rich_uploads.offered
-    model = fusion.fuse(rich_uploads)
+    options = dict(vars(fusion))
+    fused = fusion.fuse(rich_uploads)
+    assert vars(fusion) == options, "fusing stores nothing on the fusion"
+    assert isinstance(fused, Fused)
+    assert bool(fused.notes) == fusion.trains
+    model = fused.model
     logits = model.logits(IMAGES)
     for batch_size in (1, 7, 256):
         assert same_answers(model.predict(IMAGES, batch_size=batch_size), logits)
@@ -82,19 +87,19 @@ def test_all_fusions_of_a_run_in_one_table(own_copy, rich_uploads):
     assert set(table.names) == set(FUSIONS) - slow
     assert table.first == "count_prototypes"
     assert set(table.left_out) == slow
-    models = {name: build_fusion({"name": name}).fuse(rich_uploads) for name in ("ties", "ensemble", "average")}
+    models = {name: build_fusion({"name": name}).fuse(rich_uploads).model for name in ("ties", "ensemble", "average")}
     test = load(resolve(TINY, RICH).data).test
     for name, logits in logits_of_all(models, test.images).items():
         row = table.runs[0].fusions[name]
-        assert row["accuracy"] == float((logits.argmax(1) == test.labels).double().mean())
-        assert row["parameters"] == models[name].cost.parameters
-        assert row["forward_passes"] == models[name].cost.forward_passes
+        assert row.accuracy == float((logits.argmax(1) == test.labels).double().mean())
+        assert row.parameters == models[name].cost.parameters
+        assert row.forward_passes == models[name].cost.forward_passes
     for name in table.names:
         row = table.runs[0].fusions[name]
-        assert row["fuse_seconds"] > 0
-        assert row["peak_memory_bytes"] >= 0
+        assert row.fuse_seconds > 0
+        assert row.peak_memory_bytes >= 0
         assert (own_copy / "fusions" / name / "model.safetensors").exists()
-        assert all(np.isfinite(row[key]) for key in ("balanced_accuracy", "worst_class", "calibration_error"))
+        assert all(np.isfinite(getattr(row, key)) for key in ("balanced_accuracy", "worst_class", "calibration_error"))
     assert before == {path: path.read_bytes() for path in before}
     assert (own_copy / "result.json").read_bytes() == result_before
     assert fuse_run(own_copy, [{"name": "ties"}]).fusions["ties"] == table.runs[0].fusions["ties"]
@@ -119,7 +124,7 @@ def test_a_second_table_reads_back_what_is_there(own_copy, monkeypatch):
     (again,) = bench_runs([own_copy], names=["ties", "feature_mean"])
     assert again.to_dict() == first.to_dict()
     path = RunFiles(own_copy).metrics("ties")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {STAMP: "of other uploads"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"measured": "of other uploads"}))
     with pytest.raises(pytest.fail.Exception):
         bench_runs([own_copy], names=["ties"])
 
@@ -149,7 +154,7 @@ def test_seeds_are_paired(tmp_path):
     tables = bench_runs([comparison.folder], names=["feature_mean", "average"])
     assert [table.experiment.method for table in tables] == ["fafi", "fedavg"]
     table = tables[0]
-    accuracy = {name: [run.fusions[name]["accuracy"] for run in table.runs] for name in table.names}
+    accuracy = {name: [run.fusions[name].accuracy for run in table.runs] for name in table.names}
     gaps = [b - a for a, b in zip(accuracy["feature_mean"], accuracy["average"], strict=True)]
     row = table.to_dict()["fusions"]["average"]
     assert row["paired_difference"]["values"] == pytest.approx(gaps)
@@ -244,15 +249,29 @@ def test_impossible_members_are_named(rich_run, tmp_path):
 # --- what it costs, what it shows
 
 
+def test_the_bench_and_a_run_write_the_same_metrics(own_copy):
+    """Everything but the clock: a distilled fusion has notes and a teacher, and both are kept either way."""
+    spec = {"name": "distill_public", **QUICK["distill_public"]}
+    row = fuse_run(own_copy, [spec]).fusions["distill_public"]
+    (table,) = bench_runs([own_copy], names=[spec])
+    benched = table.runs[0].fusions["distill_public"]
+    assert row["training"]["steps"] == 1
+    assert row["teacher"]["name"] == "count_prototypes"
+    clock = {"fuse_seconds"}
+    assert {key: benched[key] for key in row.keys() - clock} == {key: row[key] for key in row.keys() - clock}
+    assert benched.keys() - row.keys() == {"fuse_cpu_seconds", "peak_memory_bytes", "needed_bytes", STAMP}
+
+
 def test_memory_and_time_are_those_of_the_work(tmp_path):
     def work(mebibytes):
         return lambda: torch.ones(mebibytes << 18)
 
-    small, large = (measure(work(size), lambda result: None) for size in (1, 60))
+    small, large = (measure(work(size), lambda result: None)[0] for size in (1, 60))
     assert 50 << 20 < large.peak_memory_bytes < 75 << 20
     assert small.peak_memory_bytes < 10 << 20
-    measure(work(1), lambda result: (tmp_path / "kept").write_text(str(len(result))))
+    _, written = measure(work(1), lambda result: (tmp_path / "kept").write_text(str(len(result))))
     assert (tmp_path / "kept").read_text() == str(1 << 18)
+    assert written == len(str(1 << 18)), "what is said beside the file arrives here"
 
 
 def test_errors_of_the_measured_work_arrive():
@@ -266,11 +285,11 @@ def test_errors_of_the_measured_work_arrive():
 def test_diagnostics_of_any_run(own_copy):
     (table,) = bench_runs([own_copy], names=[], diagnostics=True)
     content = table.runs[0].diagnostics
-    assert content == json.loads((own_copy / "diagnostics.json").read_text())
+    assert content.to_dict() == json.loads((own_copy / "diagnostics.json").read_text())
     assert set(content) == {*DIAGNOSTICS, "code"}
     (less,) = bench_runs([own_copy], names=[], diagnostics=True, membership=Membership(without=(0,)))
-    assert less.runs[0].diagnostics["cka"] != content["cka"]
-    assert len(less.runs[0].diagnostics["client_entropy"]) == 2
+    assert less.runs[0].diagnostics.cka != content.cka
+    assert len(less.runs[0].diagnostics.client_entropy) == 2
 
 
 def test_the_command(own_copy, tmp_path):
@@ -292,11 +311,11 @@ def test_other_options_after_a_table_are_made_anew(own_copy):
     bench_runs([own_copy], names=["median_prototypes"])
     trimmed = {"name": "median_prototypes", "kind": "trimmed"}
     found = fuse_run(own_copy, [trimmed]).fusions["median_prototypes"]
-    assert found["options"]["kind"] == "trimmed"
+    assert found.options["kind"] == "trimmed"
     (table,) = bench_runs([own_copy], names=[{"name": "median_prototypes", "kind": "median"}])
     again = table.runs[0].fusions["median_prototypes"]
-    assert again["options"]["kind"] == "median"
-    assert len(again["history"]) == 1  # checkpoints of the trimmed one are not its own
+    assert again.options["kind"] == "median"
+    assert len(again.history) == 1  # checkpoints of the trimmed one are not its own
 
 
 def test_without_a_name_the_members_are_fused_as_the_run_was(own_copy, capsys):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,7 @@ DEEP = [name for name, fusion in BUILT.items() if fusion.needs <= PLAIN and not 
 
 
 def fuse(name: str, uploads: UploadSet):
-    return build_fusion({"name": name}).fuse(uploads)
+    return build_fusion({"name": name}).fuse(uploads).model
 
 
 def raw_features(uploads: UploadSet) -> list[torch.Tensor]:
@@ -86,7 +87,7 @@ def test_identical_models_fuse_to_themselves(name, twins):
     prototypes = network.prototypes.detach()
     if name in ("count_prototypes", "median_prototypes", "robust_prototypes"):  # bring all prototypes to one length
         prototypes = F.normalize(prototypes, dim=1)
-    model = build_fusion({"name": name, **WHOLE.get(name, {})}).fuse(uploads)
+    model = build_fusion({"name": name, **WHOLE.get(name, {})}).fuse(uploads).model
     assert same_answers(model.predict(IMAGES), features @ prototypes.T)
 
 
@@ -227,7 +228,7 @@ def test_needs_are_checked_before_training():
 
 def test_withheld_counts_are_named_at_fusion(tiny_uploads):
     first = tiny_uploads.uploads[0]
-    hidden = type(first)(first.path, first.manifest, first.prototypes, None)
+    hidden = dataclasses.replace(first, counts=None)
     uploads = UploadSet((hidden, *tiny_uploads.uploads[1:]), tiny_uploads.contract, tiny_uploads.template)
     with pytest.raises(UploadError, match="class counts were withheld"):
         fuse("count_prototypes", uploads)

@@ -74,7 +74,7 @@ def twins(federation, uploads, tmp_path):
 @pytest.mark.parametrize("name", MERGED)
 def test_identical_models_fuse_to_themselves(name, twins):
     uploads, network = twins
-    fused = build_fusion({"name": name}).fuse(uploads).network.state_dict()
+    fused = build_fusion({"name": name}).fuse(uploads).model.network.state_dict()
     for key, tensor in network.state_dict().items():
         assert torch.allclose(fused[key].double(), tensor.double(), rtol=1e-4, atol=1e-6), key
 
@@ -82,7 +82,7 @@ def test_identical_models_fuse_to_themselves(name, twins):
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", NAMES)
 def test_batch_size_does_not_change_predictions(name, uploads, images, tmp_path):
-    model = build_fusion({"name": name}).fuse(uploads)
+    model = build_fusion({"name": name}).fuse(uploads).model
     logits = model.logits(images)
     for batch_size in (1, 7):
         assert same_answers(model.predict(images, batch_size=batch_size), logits)
@@ -178,19 +178,19 @@ class TwoClients:
 def test_fisher_by_hand(uploads, tmp_path):
     """Sizes 1 and 3: (1 F_1 t_1 + 3 F_2 t_2)/(F_1 + 3 F_2); without information, the average by size."""
     values = torch.tensor([[1.0, 2.0], [4.0, 8.0]]), torch.tensor([[5.0, 6.0], [0.0, 0.0]])
-    informations = torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([[1.0, 1.0], [2.0, 0.0]])
+    informations = torch.tensor([[0.9, 0.3], [0.0, 0.0]]), torch.tensor([[0.3, 0.3], [0.6, 0.0]])
     two = TwoClients(uploads, values, informations, tmp_path).uploads
-    fused = build_fusion({"name": "fisher", "damping": 1e-9}).fuse(two).network.prototypes[:2, :2]
+    fused = build_fusion({"name": "fisher", "damping": 1e-9}).fuse(two).model.network.prototypes[:2, :2]
     expected = torch.tensor([[(3 * 1 + 3 * 5) / 6, (2 + 3 * 6) / 4], [0.0, 2.0]])
     assert torch.allclose(fused, expected, atol=1e-5)
 
 
 def test_damping_turns_fisher_into_the_average(uploads):
     """Were every weight equally certain, sizes alone would count."""
-    fused = build_fusion({"name": "fisher", "damping": 1e9}).fuse(uploads).network.state_dict()
-    plain = build_fusion({"name": "average"}).fuse(uploads).network.state_dict()
+    fused = build_fusion({"name": "fisher", "damping": 1e9}).fuse(uploads).model.network.state_dict()
+    plain = build_fusion({"name": "average"}).fuse(uploads).model.network.state_dict()
     assert all(torch.allclose(fused[key].float(), plain[key].float(), atol=1e-6) for key in plain)
-    sure = build_fusion({"name": "fisher"}).fuse(uploads).network.state_dict()
+    sure = build_fusion({"name": "fisher"}).fuse(uploads).model.network.state_dict()
     assert not torch.allclose(sure["encoder.layers.0.weight"], plain["encoder.layers.0.weight"], atol=1e-4)
 
 
@@ -202,7 +202,7 @@ def test_standardised_is_the_equation(uploads, images):
         total += upload.samples**0.5 * scored
     anchors = build_anchors(uploads.contract.anchors, 10, uploads.contract.dim)
     expected = F.normalize(total, dim=1) @ anchors.T  # unit rows
-    found = build_fusion({"name": "standardised"}).fuse(uploads).logits(images)
+    found = build_fusion({"name": "standardised"}).fuse(uploads).model.logits(images)
     assert torch.allclose(found / uploads.prototypes.norm(dim=2).mean(), expected, atol=1e-4)
 
 
@@ -211,7 +211,7 @@ def test_fedproto_is_the_mean_distance_to_the_mean_of_each_class(federation, upl
     own = [federation.clients.data(upload.client) for upload in uploads]
     inputs = [unit_features(uploads, data.images)[index] for index, data in enumerate(own)]
     pooled, labels = torch.cat(inputs), torch.cat([data.labels for data in own])
-    found = build_fusion({"name": "fedproto"}).fuse(uploads).logits(images)
+    found = build_fusion({"name": "fedproto"}).fuse(uploads).model.logits(images)
     for c in range(10):
         mean = pooled[labels == c].mean(0)  # every image counts once, whoever has it
         shares = uploads.size_weights.float()
@@ -222,7 +222,7 @@ def test_fedproto_is_the_mean_distance_to_the_mean_of_each_class(federation, upl
 def test_a_class_nobody_has_is_never_the_answer(uploads, images, tmp_path):
     values = informations = torch.zeros(2, 2), torch.zeros(2, 2)
     two = TwoClients(uploads, values, informations, tmp_path).uploads
-    logits = build_fusion({"name": "fedproto"}).fuse(two).logits(images)
+    logits = build_fusion({"name": "fedproto"}).fuse(two).model.logits(images)
     assert set(logits.argmax(1).tolist()) <= {0, 1}
 
 

@@ -98,7 +98,7 @@ def test_dropping_keeps_the_expectation():
 )
 def test_task_vectors_of_networks_equal_the_flat_computation(spec, tiny_uploads):
     fusion = build_fusion(spec)
-    fused = fusion.fuse(tiny_uploads).network
+    fused = fusion.fuse(tiny_uploads).model.network
     start = torch.cat([p.detach().double().flatten() for p in _ordered(tiny_uploads.template)])
     merge = SignMerge(len(start), 0.3)
     for index, upload in enumerate(tiny_uploads):
@@ -118,8 +118,10 @@ def _ordered(network: PrototypeNetwork) -> list[torch.Tensor]:
 
 
 def test_dare_without_dropping_is_the_average(tiny_uploads):
-    plain = build_fusion({"name": "average"}).fuse(tiny_uploads).network.state_dict()
-    for name, tensor in build_fusion({"name": "dare", "drop": 0.0}).fuse(tiny_uploads).network.state_dict().items():
+    plain = build_fusion({"name": "average"}).fuse(tiny_uploads).model.network.state_dict()
+    for name, tensor in (
+        build_fusion({"name": "dare", "drop": 0.0}).fuse(tiny_uploads).model.network.state_dict().items()
+    ):
         assert torch.allclose(tensor.double(), plain[name].double(), atol=1e-6)
 
 
@@ -130,15 +132,15 @@ def test_dare_is_seeded_by_client(tiny_uploads):
     one, two = (fusion.prepare(torch.ones(50), uploads.uploads[-1].client) for uploads in (last, tiny_uploads))
     assert torch.equal(one, two)
     assert not torch.equal(one, fusion.prepare(torch.ones(50), 0))
-    again, other = (build_fusion({"name": "dare", "seed": seed}).fuse(tiny_uploads).network for seed in (0, 1))
-    assert torch.equal(again.prototypes, fusion.fuse(tiny_uploads).network.prototypes)
+    again, other = (build_fusion({"name": "dare", "seed": seed}).fuse(tiny_uploads).model.network for seed in (0, 1))
+    assert torch.equal(again.prototypes, fusion.fuse(tiny_uploads).model.network.prototypes)
     assert not torch.equal(again.prototypes, other.prototypes)
 
 
 def test_fusing_leaves_the_shared_start_alone(tiny_uploads):
     """Ties after iffi, which runs images through every client's encoder, is the same as ties alone."""
     before = copy.deepcopy(tiny_uploads.template.state_dict())
-    build_fusion({"name": "iffi"}).fuse(tiny_uploads).predict(IMAGES)
+    build_fusion({"name": "iffi"}).fuse(tiny_uploads).model.predict(IMAGES)
     for name, tensor in tiny_uploads.template.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -197,8 +199,8 @@ def test_permuted_uploads_fuse_to_the_network(tiny_uploads, tmp_path):
     uploads = rewritten(tiny_uploads, networks, tmp_path, [5, 50, 20])
     with torch.no_grad():
         expected = network.eval()(prepare(IMAGES, uploads.contract.image)) @ network.prototypes.T
-    fused = build_fusion({"name": "otfusion"}).fuse(uploads).logits(IMAGES)
-    averaged = build_fusion({"name": "average"}).fuse(uploads).logits(IMAGES)
+    fused = build_fusion({"name": "otfusion"}).fuse(uploads).model.logits(IMAGES)
+    averaged = build_fusion({"name": "average"}).fuse(uploads).model.logits(IMAGES)
     assert torch.allclose(fused, expected, atol=1e-4)
     assert not torch.allclose(averaged, expected, atol=1e-2)
 
@@ -236,7 +238,7 @@ def test_expert_votes_by_hand(tiny_uploads):
     counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 7.0, 0.0]])
     assert expert_weights(counts).tolist() == [[0.75, 0, 0], [0.25, 1, 0]]
     assert torch.allclose(expert_weights(counts, "client"), torch.tensor([[3.0, 0, 0], [8, 8, 0]]) / 11)
-    model = build_fusion({"name": "class_experts"}).fuse(tiny_uploads)
+    model = build_fusion({"name": "class_experts"}).fuse(tiny_uploads).model
     inputs = prepare(IMAGES, tiny_uploads.contract.image)
     total = torch.zeros(len(IMAGES), 10)
     for index in range(3):
@@ -308,8 +310,8 @@ def test_optimised_prototypes_in_the_limits(tiny_uploads):
     assert torch.allclose(one, mean - 0.5 * torch.einsum("nck,ncd->kd", error, unit) / 20, atol=1e-6)
     pulled = TrainablePrototypes(steps=300, gamma=1e4, lr=1e-4).optimise(clients, say, etf)
     assert float((pulled - etf).abs().max()) < 1e-2
-    model = build_fusion({"name": "trainable_prototypes", "steps": 0}).fuse(tiny_uploads)
-    plain = build_fusion({"name": "feature_mean"}).fuse(tiny_uploads)
+    model = build_fusion({"name": "trainable_prototypes", "steps": 0}).fuse(tiny_uploads).model
+    plain = build_fusion({"name": "feature_mean"}).fuse(tiny_uploads).model
     assert torch.equal(model.logits(IMAGES), plain.logits(IMAGES))
 
 
@@ -339,7 +341,7 @@ def test_the_adaptive_margin_by_hand():
 
 def test_the_adaptive_margin_moves_prototypes_apart(tiny_uploads):
     fusion = build_fusion({"name": "trainable_prototypes", "margin": "adaptive", "gamma": 0.0, "lr": 0.1})
-    moved = fusion.fuse(tiny_uploads).rule.prototypes
+    moved = fusion.fuse(tiny_uploads).model.rule.prototypes
     start = tiny_uploads.prototypes.mean(0)
     assert torch.pdist(moved).min() > torch.pdist(start).min()
 

@@ -153,7 +153,7 @@ def test_every_fusion_exports_or_says_which_ones_do(tiny_uploads, tmp_path):
     names = ["average", "ensemble", "feature_mean", "iffi", "robust_prototypes"]  # a fusion of each kind of rule
     images = digits()[1].images[:7]
     for name in names:
-        model = build_fusion({"name": name}).fuse(tiny_uploads)
+        model = build_fusion({"name": name}).fuse(tiny_uploads).model
         complaint = ""
         try:
             export_onnx(model, tmp_path / "m.onnx")

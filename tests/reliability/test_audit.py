@@ -48,7 +48,8 @@ def test_audit_of_networks(tiny_run):
         assert 0 <= row["labels"]["total_variation"] <= 1
     assert rows["counts exact"]["labels"]["total_variation"] == 0
     weak, strong = (rows[f"counts noised, epsilon {e}"]["labels"]["total_variation"] for e in ("8", "1"))
-    assert 0 < weak < strong < rows["counts exact"]["labels"]["guessing"]
+    assert weak == 0  # one class in 1500 changes at all: the price of a weak promise
+    assert weak < strong < rows["counts exact"]["labels"]["guessing"]
 
 
 def test_exact_statistics_of_few_images_give_their_images_away_and_noise_hides_them(tmp_path):

@@ -135,7 +135,7 @@ def test_a_closed_deployment_keeps_everybody_where_they_belong(tmp_path):
     app = write_app(tmp_path / "app", federation, 2).parent
     files = make_certificates(tmp_path / "certificates", ["127.0.0.1"], MEMBERS)
     foreign = foreign_app(tmp_path)
-    data, _ = member_data(charter, tmp_path / "south")
+    data = member_data(charter, tmp_path / "south").data
     make_upload(charter, data, tmp_path / "mail" / "south.safetensors", member="south")
     fuse_federation(federation, uploads=tmp_path / "mail")
     with Deployment(tmp_path / "deployment", Closed(files, federation, app)) as deployment:
@@ -220,7 +220,7 @@ def nobody_sends_as_another(folder: Path, deployment: Deployment, app: Path) -> 
     assert report["in"] == ["east", "south"]
     assert report["by_file"] == ["south"]
     assert report["missing"] == ["north"]
-    reason = "the reply is an upload of south, but this node is registered for north"
+    reason = "came from north's node, but says that it is from south; each sends its own"
     assert list(report["left_out"].values()) == [reason]
     record_door(
         "flower-cross-use",

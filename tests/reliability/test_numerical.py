@@ -104,7 +104,7 @@ def test_edges_end_with_finite_figures(tmp_path, case, method):
     clients, test = case()
     more = {"fusions": "analytic", "analytic.filters": 4} if method == "analytic" else {}
     result = check(tmp_path / "run", clients, test, method=method, **more)
-    assert result.content["fused_clients"] == list(range(len(clients)))
+    assert result.content.fused_clients == tuple(range(len(clients)))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -28,6 +28,7 @@ from oneflare.report.story import Test as Probe
 from oneflare.report.words import words_of
 from oneflare.simulation.stages import read_result
 from oneflare.study.compare import read_comparison
+from oneflare.study.records import StudyResult
 
 
 def embedded(text: str):
@@ -45,9 +46,9 @@ def test_the_page_of_a_run_says_what_its_files_say_and_needs_no_network(tiny_run
     result = read_result(tiny_run)
     story = embedded(text)
     for name, found in result.fusions.items():
-        assert f'data-value="{found["accuracy"]}"' in text
-        assert story["runs"][0]["fusions"][name]["per_class"] == found["per_class"]
-    assert story["runs"][0]["table"] == result.content["partition"]["table"]
+        assert f'data-value="{found.accuracy}"' in text
+        assert story["runs"][0]["fusions"][name]["per_class"] == found.per_class
+    assert story["runs"][0]["table"] == [list(row) for row in result.content.partition.table]
     assert story["runs"][0]["lambda"]["bound"] == 50
     assert "lambda_max: 50.0" in text
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
@@ -138,6 +139,45 @@ def test_a_file_that_is_no_study(tmp_path, content, complaint):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(RunError, match=complaint):
         read_story(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda content: content.pop("rule"), "the field 'rule' is missing"),
+        (lambda content: content["cells"][0].update(mood="good"), "the field 'cells.0.mood' is unknown"),
+        (lambda content: content["cells"][0].update(cost=None), "cells.0: a cell with accuracies needs mean"),
+        (lambda content: content["cells"][1].update(row="nobody"), "the row 'nobody' is named but not listed in rows"),
+        (lambda content: content["cells"].pop(), "cells are not one for every place and row"),
+        (lambda content: content.update(baseline=3), "the field 'baseline' is wrong"),
+    ],
+)
+def test_a_study_with_a_wrong_field_is_refused_in_one_line(tiny_study, tmp_path, change, complaint):
+    path, runs = tiny_study
+    content = json.loads(path.read_text())
+    change(content)
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps(content))
+    with pytest.raises(RunError) as caught:
+        read_story(damaged, runs)
+    line = str(caught.value)
+    assert line.startswith(f"{damaged}: {complaint}")
+    assert "run `oneflare study NAME` again" in line
+    assert "\n" not in line
+
+
+def test_a_study_is_written_as_it_was_read(tiny_study, tmp_path):
+    path, _ = tiny_study
+    StudyResult.read(path).write(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_a_comparison_with_a_wrong_field_is_refused_in_one_line(tiny_comparison, tmp_path):
+    folder = tmp_path / "comparison"
+    shutil.copytree(tiny_comparison, folder)
+    (folder / "comparison.json").write_text('{"methods": ["fafi"]}')
+    with pytest.raises(RunError, match=r"comparison\.json: the field 'seeds' is missing; run the same"):
+        read_story(folder)
 
 
 def test_a_folder_without_a_run(tmp_path):

@@ -88,7 +88,7 @@ def edit(tmp_path, monkeypatch):
 
 def largest(result) -> float:
     """The lambda that the plugin has really used."""
-    return max(row["lambda_raw_max"] for row in result.content["clients"])
+    return max(client.lambda_raw_max for client in result.content.clients)
 
 
 def test_an_edited_plugin_begins_a_new_run_and_is_named(edit, tmp_path):
@@ -134,7 +134,7 @@ def test_an_edited_fusion_is_made_anew_from_the_same_uploads(edit, tmp_path):
         "vote: its figures were made with another version of the plugin vote; they are made anew from the same uploads"
     ]
     right = run(out=tmp_path / "right", **SMALL | {"fusions": ["count_prototypes"]})
-    assert again.fusions["vote"]["per_class"] == right.fusions["count_prototypes"]["per_class"]
+    assert again.fusions["vote"].per_class == right.fusions["count_prototypes"].per_class
     assert uploads == {path: path.stat().st_mtime_ns for path in folder.rglob("upload.safetensors")}
     assert run(out=folder, **layer).complete_before
 

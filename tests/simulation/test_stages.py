@@ -94,7 +94,7 @@ def test_fusions_are_added_without_training(tmp_path):
     assert "average" in more.fusions
     assert uploads == {path: path.stat().st_mtime_ns for path in folder.rglob("upload.safetensors")}
     direct = start(tmp_path / "direct", {"fusions": "iffi", "epochs": 1})
-    assert direct.fusions["iffi"]["accuracy"] == result.fusions["iffi"]["accuracy"]
+    assert direct.fusions["iffi"].accuracy == result.fusions["iffi"].accuracy
 
 
 def test_a_fusion_with_other_options_is_made_anew(tmp_path):
@@ -102,15 +102,15 @@ def test_a_fusion_with_other_options_is_made_anew(tmp_path):
     median = {"name": "median_prototypes"}
     trimmed = median | {"kind": "trimmed"}
     first = start(folder, {"fusions": [trimmed], "epochs": 1}).fusions["median_prototypes"]
-    assert first["options"]["kind"] == "trimmed"
+    assert first.options["kind"] == "trimmed"
     made = RunFiles(folder).metrics("median_prototypes").stat().st_mtime_ns
     fuse_run(folder, [median])  # a name alone is the run's own
     assert RunFiles(folder).metrics("median_prototypes").stat().st_mtime_ns == made
     other = fuse_run(folder, [median | {"kind": "median"}]).fusions["median_prototypes"]
-    assert other["options"]["kind"] == "median"
+    assert other.options["kind"] == "median"
     again = start(folder, {"fusions": [trimmed], "epochs": 1})
-    assert again.fusions["median_prototypes"]["options"] == first["options"]
-    assert again.fusions["median_prototypes"]["accuracy"] == first["accuracy"]
+    assert again.fusions["median_prototypes"].options == first.options
+    assert again.fusions["median_prototypes"].accuracy == first.accuracy
 
 
 def test_a_failed_client_is_left_out_and_named(tmp_path):
@@ -129,8 +129,8 @@ def test_a_failed_client_is_left_out_and_named(tmp_path):
 
     owners = (np.arange(40), np.arange(40, 120), np.arange(120, 200))
     result = start(tmp_path / "run", dataset=dataclasses.replace(broken, owners=owners), observer=Listening())
-    assert result.content["fused_clients"] == [1, 2]
-    assert result.content["clients"][0]["status"] == "failed"
+    assert result.content.fused_clients == (1, 2)
+    assert result.content.clients[0].status == "failed"
     assert any("client 0 is left out" in text for text in warnings)
 
 
@@ -159,10 +159,10 @@ def test_no_usable_upload_is_an_error(tmp_path):
 
 def test_empty_clients_are_left_out(tmp_path):
     result = start(tmp_path / "run", {"clients": 60, "alpha": 0.02, "epochs": 1, "fusions": "feature_mean"})
-    empty = [row["client"] for row in result.content["clients"] if row["status"] == "empty"]
+    empty = [row.client for row in result.content.clients if row.status == "empty"]
     assert empty
-    assert not set(empty) & set(result.content["fused_clients"])
-    assert len(result.content["fused_clients"]) + len(empty) == 60
+    assert not set(empty) & set(result.content.fused_clients)
+    assert len(result.content.fused_clients) + len(empty) == 60
 
 
 def test_two_runs_on_one_folder(tmp_path):
@@ -223,15 +223,15 @@ def test_python_api_with_one_pair_of_arrays_per_client(tmp_path):
     result = oneflare.run(
         data=clients, test=arrays(40, 9), out=tmp_path / "run", encoder={"name": "conv4", "width": 4}, **SMALL
     )
-    assert result.content["partition"]["sizes"] == [30, 30, 30]
-    assert result.content["data"]["test"] == 40
+    assert result.content.partition.sizes == (30, 30, 30)
+    assert result.content.data.test == 40
 
 
 def test_a_public_split_of_arrays_has_no_owner(tmp_path):
     small = {"encoder": {"name": "conv4", "width": 4}, **SMALL}
     result = oneflare.run("data.public=20", data=arrays(), out=tmp_path / "run", **small)
-    assert sum(result.content["partition"]["sizes"]) == 76
-    assert result.content["data"] | {"train": 76, "public": 20} == result.content["data"]
+    assert sum(result.content.partition.sizes) == 76
+    assert (result.content.data.train, result.content.data.public) == (76, 20)
     with pytest.raises(ConfigError, match=r"data\.public: images that have owners cannot be set aside"):
         oneflare.run("data.public=20", data=[arrays()], test=arrays(40, 9), out=tmp_path / "owned", **small)
 
@@ -240,7 +240,7 @@ def test_python_api_with_a_torch_data_set(tmp_path):
     x, y = arrays()
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     result = oneflare.run(data=dataset, out=tmp_path / "run", encoder={"name": "conv4", "width": 4}, **SMALL)
-    assert result.content["data"]["train"] == 96
+    assert result.content.data.train == 96
 
 
 def test_python_api_mistakes(tmp_path):

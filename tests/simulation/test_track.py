@@ -44,8 +44,8 @@ def test_tensorboard_holds_every_client_and_fusion(tmp_path):
             assert [event.value for event in events] == pytest.approx([row[key] for row in trace])
     for name, row in result.fusions.items():
         found = [(event.step, event.value) for event in log.Scalars(f"accuracy/{name}")]
-        assert found == [(point["epoch"], pytest.approx(point["accuracy"])) for point in row["history"]]
-        assert log.Scalars(f"worst_class/{name}")[0].value == pytest.approx(row["worst_class"])
+        assert found == [(point.epoch, pytest.approx(point.accuracy)) for point in row.history]
+        assert log.Scalars(f"worst_class/{name}")[0].value == pytest.approx(row.worst_class)
 
 
 def test_mlflow_holds_settings_curves_and_results_and_goes_on_with_an_interrupted_run(tmp_path):
@@ -66,12 +66,12 @@ def test_mlflow_holds_settings_curves_and_results_and_goes_on_with_an_interrupte
     assert run.data.params["method"] == "flare"
     assert run.data.params["partition.clients"] == "2"
     assert run.data.metrics["accuracy"] == result.accuracy
-    assert run.data.metrics["upload_bytes"] == result.content["cost"]["upload_bytes"]
+    assert run.data.metrics["upload_bytes"] == result.content.cost.upload_bytes
     trace = RunFiles(result.folder).client(1).read_trace()
     curve = observer.client.get_metric_history(run.info.run_id, "client_001/lambda_raw")
     assert {point.step: point.value for point in curve} == {row["epoch"]: row["lambda_raw"] for row in trace}
     history = observer.client.get_metric_history(run.info.run_id, "average/accuracy")
-    assert [point.value for point in history] == [point["accuracy"] for point in result.fusions["average"]["history"]]
+    assert [point.value for point in history] == [point.accuracy for point in result.fusions["average"].history]
 
 
 def test_several_observers_all_hear_everything():

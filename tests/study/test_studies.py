@@ -9,6 +9,7 @@ import signal
 import statistics
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from oneflare.study.execute import is_complete, run_cells
 from oneflare.study.findings import rounded
 from oneflare.study.headline import END, MEASURED_AGAIN, START, headline, with_headline
 from oneflare.study.markdown import to_markdown
+from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
 from shared import COMMAND, oneflare
@@ -73,38 +75,38 @@ def tiny(tmp_path_factory):
 def test_the_figures_are_those_of_the_runs(tiny):
     folder, plan = tiny
     content = collect(plan, folder / "runs")
-    json.dumps(content, allow_nan=False)
-    assert content["complete"]
-    cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
+    json.dumps(content.to_dict(), allow_nan=False)
+    assert content.complete
+    cells = {(cell.place, cell.row): cell for cell in content.cells}
     assert len(cells) == 8
     for (place, row), cell in cells.items():
-        results = [read_result(folder / "runs" / run) for run in cell["runs"]]
-        assert [result.content["seed"] for result in results] == cell["seeds"] == [0, 1, 2]
-        assert {result.content["method"] for result in results} == {cell["method"]}
-        accuracies = [result.fusions[cell["fusion"]]["accuracy"] for result in results]
-        assert cell["accuracies"] == pytest.approx(accuracies, rel=1e-5)
-        assert cell["mean"] == pytest.approx(statistics.fmean(accuracies), rel=1e-5)
-        assert cell["std"] == pytest.approx(statistics.stdev(accuracies), rel=1e-5)
-        assert cell["history"][-1]["accuracies"] == cell["accuracies"]
-        assert cell["peak"]["mean"] >= cell["mean"]
+        results = [read_result(folder / "runs" / run) for run in cell.runs]
+        assert [result.content.seed for result in results] == list(cell.seeds) == [0, 1, 2]
+        assert {result.content.method for result in results} == {cell.method}
+        accuracies = [result.fusions[cell.fusion].accuracy for result in results]
+        assert cell.accuracies == pytest.approx(accuracies, rel=1e-5)
+        assert cell.mean == pytest.approx(statistics.fmean(accuracies), rel=1e-5)
+        assert cell.std == pytest.approx(statistics.stdev(accuracies), rel=1e-5)
+        assert cell.history[-1].accuracies == cell.accuracies
+        assert cell.peak.mean >= cell.mean
         if row == "fafi":
-            assert cell["difference"] is None
-            assert cell["lambda"] is None
+            assert cell.difference is None
+            assert cell.lambda_ is None
             continue
-        other = cells[place, "fafi"]["accuracies"]
-        gaps = [a - b for a, b in zip(cell["accuracies"], other, strict=True)]
-        assert cell["difference"]["values"] == pytest.approx(gaps, abs=1e-5)
-        assert cell["difference"]["interval_over"] == "seeds and images"
-        low, high = cell["difference"]["interval"]
-        assert low <= cell["difference"]["mean"] <= high
+        other = cells[place, "fafi"].accuracies
+        gaps = [a - b for a, b in zip(cell.accuracies, other, strict=True)]
+        assert cell.difference.values == pytest.approx(gaps, abs=1e-5)
+        assert cell.difference.interval_over == "seeds and images"
+        low, high = cell.difference.interval
+        assert low <= cell.difference.mean <= high
     aligned = cells["digits-a0.3-c2", "v11"]
     largest = [
-        max(c["lambda_raw_max"] for c in read_result(folder / "runs" / run).content["clients"])
-        for run in aligned["runs"]
+        max(client.lambda_raw_max for client in read_result(folder / "runs" / run).content.clients)
+        for run in aligned.runs
     ]
-    assert aligned["lambda"]["largest_raw"] == pytest.approx(largest, rel=1e-5)
-    assert len(aligned["lambda"]["traces"]) == 3 * 2
-    assert content["settings"]["digits-a0.3-c2"]["fafi"]["data"]["train_size"] == 120
+    assert aligned.lambda_.largest_raw == pytest.approx(largest, rel=1e-5)
+    assert len(aligned.lambda_.traces) == 3 * 2
+    assert content.settings["digits-a0.3-c2"]["fafi"]["data"]["train_size"] == 120
 
 
 def test_answers_to_the_images_are_kept(tiny):
@@ -114,14 +116,14 @@ def test_answers_to_the_images_are_kept(tiny):
         for fusion in cell.fusions:
             right = read_answers(cell.folder(folder / "runs"), fusion)
             assert right.shape == (50,)
-            assert right.mean() == pytest.approx(metrics[fusion]["accuracy"])
+            assert right.mean() == pytest.approx(metrics[fusion].accuracy)
     assert read_answers(folder, "average") is None
 
 
 def test_claims_are_judged_on_the_runs(tiny):
     folder, plan = tiny
-    claims = {claim["id"]: claim for claim in collect(plan, folder / "runs")["claims"]}
-    (shorter,) = claims["K1"]["tests"]
+    claims = {claim.id: claim for claim in collect(plan, folder / "runs").claims}
+    (shorter,) = claims["K1"].tests
     values = []
     for seed in range(3):
         ours, theirs = (
@@ -129,16 +131,18 @@ def test_claims_are_judged_on_the_runs(tiny):
             for arm in ("v11", "fafi")
         )
         values.append(100 * (ours["g_protos_std"] / theirs["g_protos_std"] - 1))
-    assert shorter["values"] == pytest.approx(values, rel=1e-4)
-    assert shorter["unit"] == "%"
-    (trend,) = claims["K2"]["tests"]
-    accuracy = lambda alpha, arm, seed: read_result(  # noqa: E731
-        plan.cells[f"digits-a{alpha}-c2", arm, seed].folder(folder / "runs")
-    ).fusions["feature_mean"]["accuracy"]
+    assert shorter.values == pytest.approx(values, rel=1e-4)
+    assert shorter.unit == "%"
+    (trend,) = claims["K2"].tests
+
+    def accuracy(alpha, arm, seed):
+        folder_of_run = plan.cells[f"digits-a{alpha}-c2", arm, seed].folder(folder / "runs")
+        return read_result(folder_of_run).fusions["feature_mean"].accuracy
+
     gaps = [[accuracy(alpha, "v11", s) - accuracy(alpha, "fafi", s) for s in range(3)] for alpha in ("0.3", "1")]
-    assert trend["values"] == pytest.approx([100 * (a - b) for a, b in zip(*gaps, strict=True)], abs=1e-3)
-    assert claims["K3"]["verdict"] == "confirmed"
-    assert len(claims["K3"]["tests"]) == 2
+    assert trend.values == pytest.approx([100 * (a - b) for a, b in zip(*gaps, strict=True)], abs=1e-3)
+    assert claims["K3"].verdict == "confirmed"
+    assert len(claims["K3"].tests) == 2
 
 
 def test_results_are_written_as_json_and_markdown(tiny, tmp_path):
@@ -146,11 +150,11 @@ def test_results_are_written_as_json_and_markdown(tiny, tmp_path):
     content = collect(plan, folder / "runs")
     path = write_results(content, tmp_path)
     assert path == tmp_path / "tiny" / "smoke.json"
-    assert json.loads(path.read_text()) == json.loads(json.dumps(content))
+    assert json.loads(path.read_text()) == content.to_dict()
     text = path.with_suffix(".md").read_text()
-    assert text == to_markdown(json.loads(path.read_text()))
-    cell = next(cell for cell in content["cells"] if cell["row"] == "v11")
-    assert f"| V11 | feature_mean | {100 * cell['mean']:.1f} ± {100 * cell['std']:.1f} |" in text
+    assert text == to_markdown(StudyResult.read(path))
+    cell = next(cell for cell in content.cells if cell.row == "v11")
+    assert f"| V11 | feature_mean | {100 * cell.mean:.1f} ± {100 * cell.std:.1f} |" in text
     assert "**K3: confirmed.** Lambda stays small." in text
     assert "One run each" in text
 
@@ -159,12 +163,12 @@ def test_what_is_missing_is_said(tiny):
     folder, plan = tiny
     more = make_plan(plan.declaration, plan.scale, seeds=4)
     content = collect(more, folder / "runs")
-    assert not content["complete"]
-    assert {tuple(cell["missing"]) for cell in content["cells"]} == {(3,)}
-    assert "Not complete" in to_markdown(json.loads(json.dumps(content)))
+    assert not content.complete
+    assert {cell.missing for cell in content.cells} == {(3,)}
+    assert "Not complete" in to_markdown(content)
     nothing = collect(plan, folder / "nowhere")
-    assert {claim["verdict"] for claim in nothing["claims"]} == {"undecided"}
-    assert "–" in to_markdown(json.loads(json.dumps(nothing)))
+    assert {claim.verdict for claim in nothing.claims} == {"undecided"}
+    assert "–" in to_markdown(nothing)
 
 
 def test_a_finished_study_is_not_run_again_and_fusions_are_added_without_training(tiny):
@@ -290,10 +294,10 @@ def test_a_killed_study_goes_on(tiny, tmp_path):
     assert "left" in shown.stderr
     assert {path: path.stat().st_mtime_ns for path in finished} == stamps, "what was finished is not run again"
     resumed = json.loads((tmp_path / "results/tiny/smoke.json").read_text())
-    whole = collect(make_plan(plan.declaration, plan.scale, seeds=1), folder / "runs")
+    whole = collect(make_plan(plan.declaration, plan.scale, seeds=1), folder / "runs").to_dict()
     assert resumed["complete"]
     for key in ("claims", "rows", "log"):
-        assert resumed[key] == json.loads(json.dumps(whole[key]))
+        assert resumed[key] == whole[key]
     assert [cell["accuracies"] for cell in resumed["cells"]] == [cell["accuracies"] for cell in whole["cells"]]
 
 
@@ -323,11 +327,11 @@ def test_the_readme_shows_the_results():
 
 def test_kept_results_agree_with_their_markdown():
     for path in sorted(ROOT.glob("results/*/smoke.json")) + sorted(ROOT.glob("results/*/small.json")):
-        content = read_json(path)
+        content = StudyResult.read(path)
         assert path.with_suffix(".md").read_text() == to_markdown(content), path
-        for cell in content["cells"]:
-            if cell["accuracies"]:
-                assert cell["mean"] == pytest.approx(np.mean(cell["accuracies"]), abs=1e-5)
+        for cell in content.cells:
+            if cell.accuracies:
+                assert cell.mean == pytest.approx(np.mean(cell.accuracies), abs=1e-5)
 
 
 def test_a_headline_without_results_says_that_they_are_being_measured(tmp_path):
@@ -337,11 +341,11 @@ def test_a_headline_without_results_says_that_they_are_being_measured(tmp_path):
 
 def test_the_headline_takes_the_largest_scale(tiny, tmp_path):
     folder, plan = tiny
-    content = collect(plan, folder / "runs") | {"study": "table1"}
+    content = replace(collect(plan, folder / "runs"), study="table1")
     write_results(content, tmp_path)
     assert "Scale `smoke`" in headline(tmp_path)
     assert "K3" not in headline(tmp_path), "a smoke run decides nothing about the log"
-    write_results(content | {"scale": "small"}, tmp_path)
+    write_results(replace(content, scale="small"), tmp_path)
     text = headline(tmp_path)
     assert "Scale `small`" in text
     assert "results/table1/small.md" in text

@@ -9,8 +9,9 @@ import torch
 
 from hospitals import TINY, digits, tiny_charter, typed
 from oneflare.data import ClientData, Split
+from oneflare.data.images import Damaged
 from oneflare.federation.ledger import Ledger
-from oneflare.federation.member import make_upload
+from oneflare.federation.member import MemberData, make_upload, upload_notes
 from oneflare.federation.page import _privacy
 from oneflare.upload import read_layout, read_tensors
 from oneflare.upload.disclosure import disclose
@@ -31,12 +32,14 @@ NAME = "who and when"
 LEARNT = "trained or averaged numbers"
 TOTAL = "how many images"
 COUNTS = "how many of each class"
+LEFT_OUT = "that images were left out; how many of how many, where counts are exact"
 FIELDS = {
     **dict.fromkeys(("schema", "federation", "method", "epoch", "classes", "image", "encoder"), TERMS),
     **dict.fromkeys(("encoder_hash", "anchors", "dim", "statistics", "evidence", "counts"), TERMS),
     **dict.fromkeys(("client", "member", "created", "signature"), NAME),
     **dict.fromkeys(("trust", "tensors", "digest"), LEARNT),  # trust: refused beside counts that are not exact
     "samples": TOTAL,
+    "notes": LEFT_OUT,
 }
 TENSORS = {
     "encoder.": LEARNT,
@@ -59,12 +62,13 @@ SHOWN = {
 
 
 def upload_of(settings, number: int, folder):
-    """Manifest and tensors of a member with the first images."""
+    """Manifest and tensors of a member with the first images, and with one more that was left out as damaged."""
     train = digits()[0]
     data = ClientData.of(Split(train.images[:number], train.labels[:number]), 10)
     charter = tiny_charter(settings=settings)
     out = folder / f"{number}.safetensors"
-    make_upload(charter, data, out, member="north", ledger=Ledger(folder / f"{number}.ledger"))
+    notes = upload_notes(charter, MemberData(data, (), (Damaged("scan.png", "is cut short"),)))
+    make_upload(charter, data, out, member="north", ledger=Ledger(folder / f"{number}.ledger"), notes=notes)
     manifest, sizes = read_layout(out)
     return charter, data, manifest, sizes, read_tensors(out, manifest)
 
@@ -91,6 +95,8 @@ def test_what_a_switch_hides_is_nowhere_in_the_file(switch, tmp_path):
         else:
             assert manifest["samples"] == max(1, int(told[0].sum()))  # from what was noised already
         assert manifest["trust"] is None
+        number = f"1 of {len(data) + 1}" if COUNTS in shown else "some"
+        assert manifest["notes"] == [f"{number} images could not be used and were left out"]
     (_, _, one, sizes, first), (_, _, two, same_sizes, second) = seen
     assert sizes == same_sizes
     for field in set(one) | set(two):

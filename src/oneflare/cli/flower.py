@@ -216,7 +216,7 @@ def try_here(
     from oneflare.client.observer import Observer
     from oneflare.errors import ConfigError, WorkError
     from oneflare.federation.charter import read_charter
-    from oneflare.federation.coordinator import FederationFiles, Fused, read_fused
+    from oneflare.federation.coordinator import FederationFiles, FusedFederation, read_fused
     from oneflare.simulation.engines.flower import require_flower
 
     require_flower()
@@ -250,7 +250,7 @@ def try_here(
         status = deployment.run(app.resolve(), settings, timeout + 300, observer)
     if status != "finished:completed":
         raise WorkError(f"the round ended as {status}; see {place / 'superlink.log'}")
-    fused = Fused(charter, FederationFiles(folder), read_fused(folder))
+    fused = FusedFederation(charter, FederationFiles(folder), read_fused(folder))
     if json:
         show.as_json(fused.content)
     elif not quiet:

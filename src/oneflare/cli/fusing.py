@@ -12,6 +12,7 @@ from oneflare.cli import names
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
+    from oneflare.simulation.results import DiagnosticsResult
     from oneflare.study.fusing import BenchTable, Spread
 
 WIDTH = 150
@@ -193,7 +194,7 @@ def _number(spread: Spread | None, pattern: str, unit: float = 1.0) -> str:
     return "–" if spread is None else pattern.format(spread.mean / unit)
 
 
-def _diagnostics(content: dict[str, Any], title: str) -> Any:
+def _diagnostics(content: DiagnosticsResult, title: str) -> Any:
     from rich.table import Table
 
     from oneflare.study.fusing import DIAGNOSTICS
@@ -203,7 +204,7 @@ def _diagnostics(content: dict[str, Any], title: str) -> Any:
     shown.add_column("value", justify="right")
     shown.add_column("what it is")
     for key, text in DIAGNOSTICS.items():
-        value = content.get(key)
+        value = getattr(content, key)
         if isinstance(value, list):
             cell = " ".join(f"{item:.2f}" for item in value)
         else:

@@ -133,7 +133,7 @@ def lambda_picture(
 
     pictures.check_format(out)
     results = [read_result(folder) for folder in runs]
-    names = [result.content["method"] for result in results]
+    names = [result.content.method for result in results]
     if len(set(names)) < len(names):
         names = [f"{name} ({folder.name})" for name, folder in zip(names, runs, strict=True)]
     drawn = {name: traces_of(result) for name, result in zip(names, results, strict=True)}

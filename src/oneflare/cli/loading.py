@@ -64,16 +64,18 @@ def model_file(folder: Path, fusion: str | None) -> Path:
     from oneflare.simulation.stages import read_result
 
     if (folder / FILE).exists():
-        content = read_fused(folder)
-        places: dict[str, Path] = {name: folder / row["model"] for name, row in content["fusions"].items()}
+        fused = read_fused(folder)
+        places: dict[str, Path] = {name: folder / row["model"] for name, row in fused["fusions"].items()}
+        own = str(fused["headline"])
     elif RunFiles(folder).experiment.exists():
         content = read_result(folder).content
-        places = {name: RunFiles(folder).model(name) for name in content["fusions"]}
+        places = {name: RunFiles(folder).model(name) for name in content.fusions}
+        own = content.headline
     elif (folder / "model.safetensors").exists() and fusion is None:
         return folder / "model.safetensors"
     else:
         raise RunError(f"{folder} is neither a federation nor a run; name one of them, or a model file")
-    name = fusion or str(content["headline"])
+    name = fusion or own
     if name not in places:
         raise RunError(f"{folder} has no fusion '{name}'{did_you_mean(name, places)}")
     return places[name]

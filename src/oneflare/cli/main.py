@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated
 
@@ -155,13 +156,15 @@ def main() -> None:
             raise
         name = type(error).__name__
         text = f"{error}" if str(error).startswith(f"{name}: ") else f"{name}: {error}"
-        _complain("\n  ".join([f"your own code failed with {text}", *lines]), EXIT_USER_ERROR)
+        _complain(f"your own code failed with {text}", EXIT_USER_ERROR, lines)
 
 
-def _complain(text: str, code: int) -> None:
+def _complain(text: str, code: int, places: Sequence[str] = ()) -> None:
+    """One line that says what is wrong; places: lines of the user's own code where it went wrong."""
     if manners.is_verbose():
         traceback.print_exc()
-    print(f"error: {plain(text)}", file=sys.stderr)
+    for line in (f"error: {plain(text)}", *(f"  {plain(place)}" for place in places)):
+        print(line, file=sys.stderr)
     sys.exit(code)
 
 

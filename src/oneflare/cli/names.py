@@ -11,14 +11,14 @@ import click
 
 PACKAGE = Path(__file__).parent.parent
 ROOMS = {
-    "FUSIONS": "fusion/*.py",
+    "FUSIONS": "fusion/**/*.py",
     "SOURCES": "data/sources.py",
     "ENCODERS": "nn/encoders.py",
     "CONTROLLERS": "objective/controllers/*.py",
     "FEATURE_MAPS": "nn/feature_maps.py",
     "ANCHORS": "nn/anchors.py",
     "PARTITIONS": "data/partition.py",
-    "SCHEDULES": "schedules.py",
+    "SCHEDULES": "core/schedules.py",
 }
 KEYS = ("method", "data", "encoder", "controller", "anchors", "partition.kind", "analytic", "fusions", "engine")
 SHORT = ("alpha", "clients", "epochs", "seed", "workers", "train.lr", "train.batch_size")

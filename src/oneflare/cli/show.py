@@ -18,10 +18,12 @@ from oneflare.core.plain import plain
 if TYPE_CHECKING:
     from oneflare.methods import Method
     from oneflare.methods.explain import Explanation
+    from oneflare.metrics import Retention
     from oneflare.simulation.stages import Result
     from oneflare.study import Comparison
     from oneflare.study.bench.suite import Target
     from oneflare.study.declare import Declaration
+    from oneflare.study.records import StudyResult
     from oneflare.study.studies import Findings
 
 WIDEST_TABLE = 20
@@ -93,11 +95,10 @@ def run_result(result: Result) -> None:
     content = result.content
     console = console_for()
     state = " (complete, nothing to do)" if result.complete_before else ""
-    data, split = content["data"], content["partition"]
-    skew = f"{split['kind']}({split['alpha']:g})" if split["alpha"] is not None else split["kind"]
+    split = content.partition
     console.print(
-        f"[bold]{content['method']}[/bold] on {data['name']}, {split['clients']} clients, {skew}, "
-        f"seed {content['seed']}, {content['epochs']} epochs{state}"
+        f"[bold]{content.method}[/bold] on {content.data.name}, {split.clients} clients, {split.skew}, "
+        f"seed {content.seed}, {content.epochs} epochs{state}"
     )
     table = Table()
     for name in (
@@ -114,41 +115,39 @@ def run_result(result: Result) -> None:
         mark = " *" if name == result.headline else ""
         table.add_row(
             name + mark,
-            *(_percent(row[key]) for key in ("accuracy", "balanced_accuracy", "worst_class", "calibration_error")),
-            str(row["forward_passes"]),
-            f"{row['parameters']:,}",
+            *map(_percent, (row.accuracy, row.balanced_accuracy, row.worst_class, row.calibration_error)),
+            str(row.forward_passes),
+            f"{row.parameters:,}",
         )
     console.print(fitted(console, table))
     for name, row in result.fusions.items():
-        if "teacher" in row:
-            console.print(retention(name, row["teacher"]))
-    lambdas = [row["lambda_raw_max"] for row in content["clients"] if row["status"] == "trained"]
+        if row.teacher is not None:
+            console.print(retention(name, row.teacher))
+    lambdas = [client.lambda_raw_max for client in content.trained]
     if max(lambdas, default=0) > 0:
-        conflicts = [row.get("conflicts", 0.0) for row in content["clients"] if row["status"] == "trained"]
+        conflicts = [client.conflicts for client in content.trained]
         console.print(
             f"largest raw lambda of any client: {max(lambdas):.1f}; alignment opposed the local gradient in "
             f"{100 * sum(conflicts) / len(conflicts):.0f} % of steps"
         )
-    anchors = content.get("anchors", {})
-    if anchors.get("name") == "packing":
-        console.print(f"anchors packed on the sphere, largest cosine {anchors['worst_cosine']:.4f}")
-    left_out = [row for row in content["clients"] if row["client"] not in content["fused_clients"]]
-    for row in left_out[:MOST_ROWS]:
-        console.print(f"left out: client {row['client']} ({row['reason']})")
-    cost = content["cost"]
+    if content.anchors["name"] == "packing":
+        console.print(f"anchors packed on the sphere, largest cosine {content.worst_cosine:.4f}")
+    for client in content.left_out[:MOST_ROWS]:
+        console.print(f"left out: client {client.client} ({client.reason})")
+    cost = content.cost
     console.print(
-        f"* the method's own fusion; {cost['train_seconds']:.1f} s of training, "
-        f"{cost['upload_bytes'] / 1e6:.2f} MB uploaded, peak memory {cost['peak_memory_bytes'] / 2**20:.0f} MiB"
+        f"* the method's own fusion; {cost.train_seconds:.1f} s of training, "
+        f"{cost.upload_bytes / 1e6:.2f} MB uploaded, peak memory {cost.peak_memory_bytes / 2**20:.0f} MiB"
     )
     console.print(f"files: {result.folder}")
 
 
-def retention(name: str, teacher: dict[str, Any]) -> str:
+def retention(name: str, teacher: Retention) -> str:
     """What a distilled model keeps of its teacher, and what it saves."""
     return (
-        f"{name} keeps {_percent(teacher['kept'])} % of the accuracy of {teacher['name']} "
-        f"({_percent(teacher['accuracy'])}) and agrees with it on {_percent(teacher['agreement'])} % of the images, "
-        f"with {teacher['parameters_ratio']:.1f} times fewer parameters and {teacher['passes_ratio']:.1f} times "
+        f"{name} keeps {_percent(teacher.kept)} % of the accuracy of {teacher.name} "
+        f"({_percent(teacher.accuracy)}) and agrees with it on {_percent(teacher.agreement)} % of the images, "
+        f"with {teacher.parameters_ratio:.1f} times fewer parameters and {teacher.passes_ratio:.1f} times "
         "fewer forward passes"
     )
 
@@ -267,24 +266,22 @@ def studies(entries: Iterable[Declaration]) -> None:
     console_for().print(table)
 
 
-def study_results(content: Mapping[str, Any]) -> None:
+def study_results(content: StudyResult) -> None:
     from oneflare.study.markdown import percent, place_name, points
 
     console = console_for()
-    cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
-    seeds = len(content["seeds"])
-    console.print(f"[bold]{content['title']}[/bold] ({content['scale']}, {seeds} seed{'s' if seeds > 1 else ''})")
-    for place in content["places"]:
+    seeds = len(content.seeds)
+    console.print(f"[bold]{content.title}[/bold] ({content.scale}, {seeds} seed{'s' if seeds > 1 else ''})")
+    for place in content.places:
         table = Table(title=place_name(place), title_justify="left")
-        for name in ("method", "server", "accuracy %", f"difference to {content['baseline']}"):
+        for name in ("method", "server", "accuracy %", f"difference to {content.baseline}"):
             table.add_column(name, justify="left" if name in ("method", "server") else "right", no_wrap=True)
-        for row in content["rows"]:
-            cell = cells[place["id"], row["id"]]
-            label = row["label"].removesuffix(f", {row['fusion']}")
-            table.add_row(label, row["fusion"], percent(cell), points(cell["difference"]))
+        for row in content.rows:
+            cell = content.cell(place.id, row.id)
+            table.add_row(row.short_label, row.fusion, percent(cell), points(cell.difference))
         console.print(table)
-    for claim in content["claims"]:
-        console.print(f"{claim['verdict']:9}  {claim['id']}: {claim['text']}", markup=False)
+    for claim in content.claims:
+        console.print(f"{claim.verdict:9}  {claim.id}: {claim.text}", markup=False)
 
 
 def findings(content: Findings) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oneflare.data import ClientData
     from oneflare.data.images import Damaged
     from oneflare.federation.charter import Charter
-    from oneflare.federation.coordinator import Fused
+    from oneflare.federation.coordinator import FusedFederation
     from oneflare.upload.disclosure import Disclosure
 
 MOST_CLASSES = 20
@@ -122,7 +122,7 @@ def disclosure(content: Disclosure) -> None:
     console.print(table)
 
 
-def fused_federation(fused: Fused) -> None:
+def fused_federation(fused: FusedFederation) -> None:
     """Who is in, who is missing, who was refused and why; then the model."""
     content, console = fused.content, console_for()
     charter = fused.charter

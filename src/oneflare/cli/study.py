@@ -93,7 +93,8 @@ def study(
     paths = [write_results(content, out) for content in contents]
     pages = [write_study(path, runs) for path in paths]
     if json:
-        show.as_json(contents[0] if len(contents) == 1 else contents)
+        found = [content.to_dict() for content in contents]
+        show.as_json(found[0] if len(found) == 1 else found)
     elif not quiet:
         for content, path, page in zip(contents, paths, pages, strict=True):
             show.study_results(content)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from oneflare.cli import show
-from oneflare.client.observer import Observer, Observers
+from oneflare.client.observer import Observer
+from oneflare.simulation.results import RunResult
 
 
 class _Counter(Observer):
@@ -16,7 +16,7 @@ class _Counter(Observer):
     def __init__(self) -> None:
         self.runs = 0
 
-    def end(self, _content: Mapping[str, Any]) -> None:
+    def end(self, _content: RunResult) -> None:
         self.runs += 1
 
 
@@ -26,6 +26,7 @@ def tracked(display: Observer, names: Sequence[str] | None) -> Iterator[Observer
     if not names:
         yield display
         return
+    from oneflare.client.observer import Observers
     from oneflare.simulation.tracking import tracker
 
     counter = _Counter()

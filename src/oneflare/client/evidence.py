@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from oneflare.client.density import measure_density
 from oneflare.data import ClientData, ImageSpec, prepare
 from oneflare.errors import TrainingError
 from oneflare.nn import PrototypeNetwork
@@ -42,7 +43,8 @@ def measure_evidence(
     offered = offers(names)
     network.eval()
     sums: dict[str, Tensor] = {}
-    for inputs, labels in _blocks(network, data, image):
+    passes = _blocks(network, data, image) if offered - {"density"} else ()
+    for inputs, labels in passes:
         parts: dict[str, Tensor] = {}
         if offered & {"moments", "class_means"}:
             parts |= _feature_sums(network, inputs, labels, len(data.counts))
@@ -52,6 +54,8 @@ def measure_evidence(
             parts |= _fisher_sums(network, inputs, labels)
         sums = {name: part if name not in sums else sums[name] + part for name, part in parts.items()}
     evidence = _means(sums, data, offered)
+    if "density" in offered:
+        evidence |= measure_density(network, data, image)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in evidence.values()):
         raise TrainingError("the evidence is not finite; lower train.lr or train.clip")
     return evidence

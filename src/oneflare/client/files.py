@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oneflare.core.files import read_json
-from oneflare.errors import RunError
+from oneflare.core.records import read_record
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,8 @@ class ClientFiles:
     def read_summary(self) -> ClientSummary | None:
         if not self.summary.exists():
             return None
-        try:
-            return ClientSummary(**read_json(self.summary))
-        except TypeError:
-            raise RunError(f"{self.summary} has unknown fields; delete the folder {self.folder}") from None
+        remedy = f"delete the folder {self.folder} and run the same command again"
+        return read_record(ClientSummary, self.summary, remedy)
 
     def remove_checkpoint(self) -> None:
         self.checkpoint.unlink(missing_ok=True)

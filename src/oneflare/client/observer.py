@@ -51,8 +51,8 @@ class Observer:
     def warn(self, text: str) -> None:
         """Something happened that the user should know."""
 
-    def end(self, content: Mapping[str, Any]) -> None:
-        """The run is complete; `content` is what its `result.json` says."""
+    def end(self, content: Any) -> None:
+        """The run is complete; `content` is its `oneflare.simulation.results.RunResult`."""
 
     def cells_begin(self, cells: Sequence[str], there: int, processes: int) -> None:
         """A study is about to run these cells, so many at a time; `there` others were complete already."""
@@ -94,7 +94,7 @@ class Relay(Observer):
     def warn(self, text: str) -> None:
         self._send("warn", (text,))
 
-    def end(self, content: Mapping[str, Any]) -> None:
+    def end(self, content: Any) -> None:
         self._send("end", (content,))
 
     def cells_begin(self, cells: Sequence[str], there: int, processes: int) -> None:

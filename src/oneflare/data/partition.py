@@ -50,13 +50,18 @@ class Partition:
     def empty(self) -> list[int]:
         return [client for client, size in enumerate(self.sizes) if size == 0]
 
+    @property
+    def assignments(self) -> int:
+        """images that were given to clients"""
+        return int(self.table.sum())
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "sizes": self.sizes,
             "table": self.table.tolist(),
             "empty": self.empty,
-            "assignments": int(self.table.sum()),
+            "assignments": self.assignments,
         }
 
 

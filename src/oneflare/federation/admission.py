@@ -120,7 +120,7 @@ def effects(
 
 def _right(spec: Mapping[str, Any], uploads: UploadSet, images: Split) -> Tensor:
     """`(n,)` whether the fused model answers each image rightly"""
-    answers: Tensor = build_fusion(spec).fuse(uploads).logits(images.images).argmax(1)
+    answers: Tensor = build_fusion(spec).fuse(uploads).model.logits(images.images).argmax(1)
     return answers == images.labels
 
 

@@ -24,9 +24,9 @@ from oneflare.federation.intake import Intake, Verdict, take_in
 from oneflare.federation.member import now
 from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared
 from oneflare.federation.vouching import coordinator_key, sign_fusion
-from oneflare.fusion import GlobalModel, UploadSet, build_fusion, check_needs, without_faulty
+from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
-from oneflare.metrics import score
+from oneflare.metrics import fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
 
 
@@ -52,7 +52,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedFederation:
     """A fusion of real members."""
 
     charter: Charter
@@ -70,7 +70,7 @@ def fuse_federation(
     test: Split | None = None,
     admission: Admission | None = None,
     observer: Observer | None = None,
-) -> Fused:
+) -> FusedFederation:
     """Verify, choose, fuse, write model and result. Without `uploads`, those of the last fusion are taken again.
 
     Where too few members are left nothing is changed (`Rules.min_members`). The version before stays in `previous/`.
@@ -115,7 +115,7 @@ def fuse_federation(
         unsigned = sign_fusion(charter, folder, content)
         if unsigned is not None:
             observer.note(unsigned)
-    return Fused(charter, files, content)
+    return FusedFederation(charter, files, content)
 
 
 def _examined(
@@ -225,23 +225,21 @@ def _fuse(charter: Charter, place: Path, collected: UploadSet, test: Split | Non
     specs = charter.terms.fusions
     offered = frozenset.intersection(*(upload.fields for upload in collected))
     check_needs(specs, offered, "; change experiment.fusions")
+    made = [fuse_timed(spec, collected) for spec in specs]
+    measured = [] if test is None else score_all(made, collected, test)
+    scores = {one.name: one.scores.to_dict() for one in measured}
     outcome: dict[str, dict[str, Any]] = {}
-    for index, spec in enumerate(specs):
-        model = build_fusion(spec).fuse(collected)
-        path = place / (MODEL if index == 0 else f"{MODELS}/{spec['name']}.safetensors")
+    for index, (name, model) in enumerate((one.name, one.model) for one in made):
+        path = place / (MODEL if index == 0 else f"{MODELS}/{name}.safetensors")
         model.save(path)
-        outcome[spec["name"]] = {
+        outcome[name] = {
             "model": str(path.relative_to(place)),
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             "parameters": model.cost.parameters,
             "forward_passes": model.cost.forward_passes,
-            "scores": None if test is None else _scores(model, test),
+            "scores": scores.get(name),
         }
     return outcome
-
-
-def _scores(model: GlobalModel, test: Split) -> dict[str, Any]:
-    return score(model.logits(test.images), test.labels).to_dict()
 
 
 def _result(

@@ -11,7 +11,7 @@ from typing import Any
 from oneflare.core.files import read_regular, write_text
 from oneflare.core.plain import markdown
 from oneflare.federation.charter import FILE, Charter, read_charter, short
-from oneflare.federation.coordinator import Fused, read_fused
+from oneflare.federation.coordinator import FusedFederation, read_fused
 from oneflare.federation.intake import named
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import known_key, sign_card
@@ -27,22 +27,22 @@ def is_federation(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def read_federation(folder: Path) -> Fused:
+def read_federation(folder: Path) -> FusedFederation:
     """The last fusion of a federation, from its folder; a result that the coordinator did not sign is refused."""
     charter, files = read_charter(folder), FederationFiles(folder)
     known = known_key(files.result, None)
     if known is not None and files.result.exists():
         check_seal(files.result, read_regular(files.result, RESULT_BYTES), known.key, "result", known.federation)
-    return Fused(charter, files, read_fused(folder))
+    return FusedFederation(charter, files, read_fused(folder))
 
 
-def write_card(fused: Fused) -> Path:
+def write_card(fused: FusedFederation) -> Path:
     write_text(fused.files.card, card(fused.charter, fused.content))
     sign_card(fused.charter, fused.files.card, fused.content)
     return fused.files.card
 
 
-def write_federation_page(fused: Fused) -> Path:
+def write_federation_page(fused: FusedFederation) -> Path:
     from jinja2 import Environment
 
     source = resources.files("oneflare.federation").joinpath("page.html.j2").read_text()

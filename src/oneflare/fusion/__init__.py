@@ -1,9 +1,11 @@
 """Uploads -> one global model. The same uploads feed every fusion."""
 
-from oneflare.fusion import analytic, averaging, distillation, features, trust  # noqa: F401  (registers)
+from oneflare.fusion import analytic, averaging, density, distillation, features, trust  # noqa: F401  (registers)
 from oneflare.fusion.base import (
     FUSIONS,
+    Fused,
     Fusion,
+    Suspect,
     UploadSet,
     build_fusion,
     check_needs,
@@ -15,15 +17,20 @@ from oneflare.fusion.base import (
     single_network_fusions,
 )
 from oneflare.fusion.faults import without_faulty
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models import GlobalModel, MemberModel, SingleModel, load_model, logits_of_all
 
 __all__ = [
     "FUSIONS",
+    "QUIET",
+    "Fused",
     "Fusion",
     "GlobalModel",
     "MemberModel",
     "SingleModel",
+    "Suspect",
     "UploadSet",
+    "Workspace",
     "build_fusion",
     "check_needs",
     "load_model",

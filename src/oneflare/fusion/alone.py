@@ -36,7 +36,7 @@ def model_of_upload(path: Path) -> GlobalModel:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UploadError(f"{path}: the terms in it are damaged or not known here ({reason})") from None
     uploads = UploadSet((read_upload(path, contract),), contract, network)
-    return build_fusion({"name": "average" if contract.deep else "analytic"}).fuse(uploads)
+    return build_fusion({"name": "average" if contract.deep else "analytic"}).fuse(uploads).model
 
 
 def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:

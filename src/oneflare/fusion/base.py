@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from oneflare.core.files import digest_of
 from oneflare.core.registry import Registry, sources_used
 from oneflare.core.schedules import SCHEDULES
 from oneflare.errors import ConfigError, UploadError
-from oneflare.fusion.workspace import Workspace
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.base import GlobalModel, Task
 from oneflare.models.members import Member, MemberModel, Rule
 from oneflare.nn import ENCODERS, PrototypeNetwork
@@ -120,27 +121,91 @@ class UploadSet:
             yield encoder.eval()
 
 
+Treatment = Literal["kept", "capped", "left out"]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A member whose upload is well-formed and does not fit the others."""
+
+    client: int
+    reason: str
+    """what does not fit, as a clause without a full stop"""
+    treatment: Treatment
+    """what the fusion does about it; capped: the member's claim to many images is ignored, the rest counts"""
+
+    @property
+    def left_out(self) -> bool:
+        return self.treatment == "left out"
+
+    def __str__(self) -> str:
+        what = {
+            "kept": "",
+            "capped": " and counts as a member of median size",
+            "left out": " and is left out",
+        }[self.treatment]
+        return f"client {self.client} is suspect{what}: {self.reason}"
+
+    def warning(self, name: str) -> str:
+        """A line for the coordinator, who knows the member by `name` and decides whether it takes part."""
+        return f"{name} is suspect: {self.reason}; ask them, or fuse with --remove {name}"
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What a fusion returns."""
+
+    model: GlobalModel
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """what the fusion has to say about its training, for example the last loss; plain JSON, kept as `training`"""
+    suspects: tuple[Suspect, ...] = ()
+    """members that do not fit the others, and what was done about each"""
+    seconds_before: float = 0.0
+    """spent in attempts that were interrupted, where this one went on from their checkpoint"""
+
+
 class Fusion(ABC):
-    """Chosen by name; options are the keyword-only parameters of the constructor."""
+    """A way to make one model of many uploads.
+
+    A fusion is registered under a name (`@FUSIONS.register("mine")`) and chosen by it. Its options are the keyword-only
+    parameters of its constructor, which stores them. The first line of its docstring is shown by `oneflare list`.
+    """
 
     needs: frozenset[str] = frozenset({"weights", "prototypes"})
-    """fields of the uploads; a constructor may ask for more where an option does"""
+    """fields that every upload must have (`UploadSet.offered`); a constructor may add those that its options need"""
     single_network: ClassVar[bool] = False
-    """whether its model is one network, which costs one pass and is the cheapest to export"""
+    """whether the model is one network (`SingleModel`), which costs one pass per image and is the cheapest to export"""
     trains: ClassVar[bool] = False
-    """whether it takes many optimisation steps, so that nobody starts it unasked"""
+    """whether it takes many optimisation steps, so that it runs only where somebody asked for it"""
     teacher: Mapping[str, Any] | None = None
-    """the fusion it learns from, if it learns from one"""
-    remarks: tuple[str, ...] = ()
-    """what the user should know about the last `fuse`: members it does not trust, and why"""
+    """name and options of the fusion it learns from; None where it learns from none"""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "workspace" not in inspect.signature(cls.fuse).parameters:
+            raise ConfigError(
+                f"{cls.__module__}.{cls.__name__}: fuse must take (self, uploads, workspace) and return Fused(model)"
+            )
 
     @abstractmethod
-    def fuse(self, uploads: UploadSet) -> GlobalModel: ...
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        """Make one model of the uploads.
 
-    def fuse_in(self, uploads: UploadSet, workspace: Workspace) -> GlobalModel:
-        """The same, saying how far it is and resuming where it was stopped, if it takes that long."""
-        del workspace
-        return self.fuse(uploads)
+        uploads: of one federation, at least one, ordered by client, each verified against the federation's contract
+        (names, shapes, finite numbers) and offering every field in `needs`. They are read-only: weights are read from
+        the file at each access, and `uploads.template` must be copied before it is changed. That numbers are honest or
+        plausible may not be assumed.
+
+        workspace: where to keep a checkpoint and whom to tell how far the work is. A fusion that does not train
+        ignores it; one that does hands it to `oneflare.fusion.workspace.carry_out`.
+
+        Returns the model, together with notes and suspects where there are any. The result depends on nothing but the
+        uploads and the options: the same ones give the same model on every call, and random numbers come from a seed
+        among the options. Nothing is stored on the fusion.
+
+        Raises `MemberFault` where one upload alone is of no use, which `with upload.blamed():` does: the fusion is then
+        repeated without that member. Raises `UploadError` where the uploads together cannot be fused.
+        """
 
 
 FUSIONS: Registry[Fusion] = Registry("fusion")

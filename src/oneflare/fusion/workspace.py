@@ -1,4 +1,4 @@
-"""What a fusion that trains shares with its surroundings: how far it is, and what resuming needs."""
+"""What a fusion is given beside the uploads: where it may keep a checkpoint, and whom it tells how far it is."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from oneflare.errors import RunError
 REPORT_SECONDS = 0.1
 
 
-@dataclass
+@dataclass(frozen=True)
 class Workspace:
-    """Keeps nothing and tells nobody unless asked to."""
+    """Where a fusion may keep what resuming needs, and whom it tells how far it is; only fusions that train use it."""
 
     checkpoint: Path | None = None
+    """file of the checkpoint; None: nothing is kept, and an interrupted fusion starts again"""
     every_seconds: float = 20.0
     """least time between two checkpoints"""
     fusion: str = ""
-    """the name under which the observer is told of its steps"""
+    """the name under which the observer is told of the steps"""
     observer: Observer = field(default_factory=Observer)
-    seconds_before: float = 0.0
-    """spent before an interruption"""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """what the fusion has to say beside its model"""
+    """is told how many steps are done"""
 
     def report(self, step: int, steps: int) -> None:
-        """So many steps are done."""
+        """So many of all steps are done."""
         self.observer.fusion_step(self.fusion, step, steps)
 
     def discard(self) -> None:
-        """After the result is safe."""
+        """Delete the checkpoint. Call it once the result is safely written."""
         if self.checkpoint is not None:
             self.checkpoint.unlink(missing_ok=True)
+
+
+QUIET = Workspace()
+"""keeps nothing and tells nobody: the workspace of a caller who names none"""
 
 
 class Training(Protocol):
@@ -54,22 +56,25 @@ class Training(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def carry_out(training: Training, key: str, workspace: Workspace) -> None:
-    """Train to the end, from the checkpoint if there is one of the same work, whose name is `key`."""
+def carry_out(training: Training, key: str, workspace: Workspace) -> float:
+    """Train to the end, from the checkpoint if there is one of the same work, whose name is `key`.
+
+    Returns the seconds that were spent before the checkpoint, in attempts that were interrupted; 0 without one.
+    """
     key = f"{key}, arithmetic {_version.FUSION_ARITHMETIC}"
-    checkpoint = workspace.checkpoint
+    checkpoint, seconds_before = workspace.checkpoint, 0.0
     if checkpoint is not None and checkpoint.exists():
         state = load_state(checkpoint)
         if not isinstance(state, dict) or not {"key", "training", "seconds"} <= set(state):
             raise RunError(f"{checkpoint} is not a checkpoint; delete it and run again")
         if state["key"] == key:
             training.load_state_dict(state["training"])
-            workspace.seconds_before = float(state["seconds"])
+            seconds_before = float(state["seconds"])
     started = saved = told = time.monotonic()
 
     def save() -> None:
         if checkpoint is not None:
-            seconds = workspace.seconds_before + time.monotonic() - started
+            seconds = seconds_before + time.monotonic() - started
             save_state(checkpoint, {"key": key, "training": training.state_dict(), "seconds": seconds})
 
     workspace.report(training.step, training.steps)
@@ -82,3 +87,4 @@ def carry_out(training: Training, key: str, workspace: Workspace) -> None:
         if training.step >= training.steps or now - told >= REPORT_SECONDS:
             workspace.report(training.step, training.steps)
             told = now
+    return seconds_before

@@ -216,11 +216,11 @@ LEARNED = (
     ),
     _aligned(
         "flare",
-        "FLARE: lambda learned from task uncertainty, annealed, held by a valve; counted prototypes",
+        "FLARE: lambda learned from task uncertainty, annealed, held by a valve; members speak of what they know",
         "V14",
         {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
         "log, 2-how-to-win-at-SVHN and 3-waaaaagh",
-        fusion="count_prototypes",
+        fusion="density_ratio",
     ),
     _aligned(
         "autonomous",
@@ -250,15 +250,15 @@ ANALYTIC = (
     ),
     Method(
         "flare_analytic",
-        "FLARE and statistics in one upload: the analytic posterior, corrected by what each client knows",
+        "FLARE and statistics in one upload: the analytic posterior, corroborated by what each client knows",
         "ours",
         {
             "objective": FAFI,
             "anchors": {"name": "etf"},
             "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
             "analytic": STATISTICS,
-            "train": {"holdout": 0.1, "snapshots": 0},
-            "fusions": ["flare_analytic", "analytic", *SERVERS],
+            "train": {"snapshots": 0},
+            "fusions": ["flare_analytic", "analytic", "density_ratio", *SERVERS],
         },
         "docs/analytic.md",
     ),

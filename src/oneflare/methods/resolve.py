@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflare.core.config import CodeConfig, Experiment, Layer, TrainConfig, expand, merge, validate
+from oneflare.core.config import CodeConfig, Experiment, Layer, TrainConfig, UploadConfig, expand, merge, validate
 from oneflare.core.plugins import load_plugins
 from oneflare.core.registry import Registry, sources_used
 from oneflare.core.schedules import SCHEDULES, build_schedule
 from oneflare.data import PARTITIONS, SOURCES
 from oneflare.errors import ConfigError, did_you_mean
-from oneflare.fusion import FUSIONS, check_needs, offered_fields
+from oneflare.fusion import FUSIONS, build_fusion, check_needs, offered_fields
 from oneflare.methods.recipes import find_method
 from oneflare.methods.systems import check_systems, complete_objective
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
@@ -72,7 +72,7 @@ def complete(experiment: Experiment) -> Experiment:
             update={"schedule": SCHEDULES.complete(experiment.train.schedule, "train.schedule")}
         ),
     }
-    resolved = experiment.model_copy(update=update)
+    resolved = with_density(experiment.model_copy(update=update))
     build_controller(resolved.controller, ClientFacts((1, 1)))  # refuses options that contradict each other
     if resolved.controller["name"] != "none" and resolved.anchors["name"] == "none":
         raise ConfigError(
@@ -98,6 +98,16 @@ def complete(experiment: Experiment) -> Experiment:
         raise ConfigError(f"fusions: {max(names, key=names.count)} is named twice")
     used = sources_used(TRAINING_PARTS, resolved.model_dump(mode="json", exclude={"fusions", "code"}))
     return resolved.model_copy(update={"code": CodeConfig(plugins=used)})
+
+
+def with_density(experiment: Experiment) -> Experiment:
+    """With `upload.evidence=density` where a named fusion needs it, unless the experiment says what clients measure."""
+    upload = experiment.upload
+    wanted = any("density" in build_fusion(spec).needs for spec in experiment.fusions)
+    if "evidence" in upload.model_fields_set or not wanted or upload.counts != "exact" or not experiment.trains:
+        return experiment
+    measured = UploadConfig.model_validate(upload.model_dump() | {"evidence": ("density",)})
+    return experiment.model_copy(update={"upload": measured})
 
 
 def _check_evidence(experiment: Experiment) -> None:

@@ -1,7 +1,21 @@
 """What is measured: how well a model classifies, how far clients disagree, how collapsed their features are."""
 
-from oneflare.metrics.classification import Scores, score
+from oneflare.metrics.classification import Bin, Scores, score
 from oneflare.metrics.diagnostics import Diagnostics, diagnose
+from oneflare.metrics.evaluating import Evaluation, TimedFusion, evaluate, fuse_timed, score_all
 from oneflare.metrics.retention import Retention, retention
 
-__all__ = ["Diagnostics", "Retention", "Scores", "diagnose", "retention", "score"]
+__all__ = [
+    "Bin",
+    "Diagnostics",
+    "Evaluation",
+    "Retention",
+    "Scores",
+    "TimedFusion",
+    "diagnose",
+    "evaluate",
+    "fuse_timed",
+    "retention",
+    "score",
+    "score_all",
+]

@@ -12,6 +12,16 @@ BINS = 15
 
 
 @dataclass(frozen=True)
+class Bin:
+    """The test images whose confidence lies in one interval."""
+
+    count: int
+    confidence: float
+    """their mean"""
+    accuracy: float
+
+
+@dataclass(frozen=True)
 class Scores:
     """All in [0, 1]."""
 
@@ -21,8 +31,8 @@ class Scores:
     calibration_error: float
     per_class: list[float | None]
     """None for a class without test samples"""
-    reliability: list[dict[str, float]]
-    """per bin of confidence that holds samples: how many, their mean confidence, their accuracy"""
+    reliability: list[Bin]
+    """the bins of confidence that hold samples"""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,19 +67,13 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
     return float(gaps.abs().sum() / len(labels))
 
 
-def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[dict[str, float]]:
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[Bin]:
     """The bins of the expected calibration error: it is the sum of count |accuracy - confidence| over them, over n."""
     confidence, hit, index = _binned(probabilities, labels, bins)
     rows = []
     for number in index.unique().tolist():
         inside = index == number
-        rows.append(
-            {
-                "count": int(inside.sum()),
-                "confidence": float(confidence[inside].mean()),
-                "accuracy": float(hit[inside].mean()),
-            }
-        )
+        rows.append(Bin(int(inside.sum()), float(confidence[inside].mean()), float(hit[inside].mean())))
     return rows
 
 

@@ -14,6 +14,8 @@ from oneflare.models.base import Cost
 class Retention:
     """A distilled model beside the one it was distilled from, on the same test images."""
 
+    name: str
+    """the teacher's fusion"""
     accuracy: float
     """the teacher's"""
     kept: float
@@ -30,11 +32,12 @@ class Retention:
         return asdict(self)
 
 
-def retention(student: Tensor, teacher: Tensor, labels: Tensor, cost: Cost, teacher_cost: Cost) -> Retention:
-    """logits `(n, C)`, labels `(n,)`"""
+def retention(name: str, student: Tensor, teacher: Tensor, labels: Tensor, cost: Cost, teacher_cost: Cost) -> Retention:
+    """name: of the teacher's fusion; logits of both `(n, C)`, labels `(n,)`"""
     chosen, wanted = student.argmax(1), teacher.argmax(1)
     own, theirs = (float((answer == labels).double().mean()) for answer in (chosen, wanted))
     return Retention(
+        name=name,
         accuracy=theirs,
         kept=own / max(theirs, 1 / len(labels)),
         agreement=float((chosen == wanted).double().mean()),

@@ -27,6 +27,11 @@ class PrototypeNetwork(nn.Module):
         return F.normalize(self.encoder(images).float(), dim=1)
 
 
+def signed_root(features: Tensor) -> Tensor:
+    """u = sign(f) sqrt(|f|), entry by entry: pooled features are skewed, and their roots are nearly Gaussian."""
+    return features.sign() * features.abs().sqrt()
+
+
 def freeze_prototypes(network: PrototypeNetwork, anchors: Tensor) -> PrototypeNetwork:
     """P = A, a constant: a classifier that nobody trains. anchors: `(C, d)`"""
     with torch.no_grad():

@@ -21,10 +21,10 @@ DETAIL_BYTES = 2_000_000
 
 def run_story(result: Result) -> Story:
     """The fusions of one run's uploads against each other."""
-    method = result.content["method"]
+    method = result.content.method
     return Story(
         kind="run",
-        title=f"{method} on {result.content['data']['name']}",
+        title=f"{method} on {result.content.data.name}",
         page=RunFiles(result.folder).report,
         lead=lead.of_run(result),
         facts=facts_of([result]),
@@ -43,7 +43,7 @@ def comparison_story(comparison: Comparison) -> Story:
     by_seed = [run for runs in zip(*results.values(), strict=True) for run in runs]
     return Story(
         kind="comparison",
-        title=f"{lead.listed(list(comparison.methods))} on {first.content['data']['name']}",
+        title=f"{lead.listed(list(comparison.methods))} on {first.content.data.name}",
         page=RunFiles(comparison.folder).report,
         lead=lead.of_panel(panel, first),
         facts=facts_of(by_seed),
@@ -55,16 +55,12 @@ def comparison_story(comparison: Comparison) -> Story:
 
 
 def run_label(result: Result, name: str | None = None) -> str:
-    return f"{name or result.content['method']}, seed {result.content['seed']}"
+    return f"{name or result.content.method}, seed {result.content.seed}"
 
 
 def setting_of(result: Result) -> str:
     content = result.content
-    return f"{content['data']['name']}, {skew_of(content['partition'])}, {content['partition']['clients']} clients"
-
-
-def skew_of(partition: Mapping[str, Any]) -> str:
-    return f"{partition['kind']}({partition['alpha']:g})" if partition["alpha"] is not None else str(partition["kind"])
+    return f"{content.data.name}, {content.partition.skew}, {content.partition.clients} clients"
 
 
 def facts_of(results: Sequence[Result]) -> dict[str, str]:
@@ -75,14 +71,14 @@ def facts_of(results: Sequence[Result]) -> dict[str, str]:
 
     contents = [result.content for result in results]
     return {
-        "data": over(content["data"]["name"] for content in contents),
-        "training images": over(f"{content['data']['train']:,}" for content in contents),
-        "test images": over(f"{content['data']['test']:,}" for content in contents),
-        "clients": over(content["partition"]["clients"] for content in contents),
-        "split": over(skew_of(content["partition"]) for content in contents),
-        "encoder": over(content["encoder"]["name"] for content in contents),
-        "epochs": over(content["epochs"] for content in contents),
-        "seeds": over(content["seed"] for content in contents),
+        "data": over(content.data.name for content in contents),
+        "training images": over(f"{content.data.train:,}" for content in contents),
+        "test images": over(f"{content.data.test:,}" for content in contents),
+        "clients": over(content.partition.clients for content in contents),
+        "split": over(content.partition.skew for content in contents),
+        "encoder": over(content.encoder["name"] for content in contents),
+        "epochs": over(content.epochs for content in contents),
+        "seeds": over(content.seed for content in contents),
     }
 
 
@@ -105,32 +101,29 @@ def panel_of(title: str, results: Mapping[str, list[Result]], baseline: str) -> 
 
 def _row(label: str, fusion: str, own: bool, runs: Sequence[Result], gap: Gap | None) -> Row:
     figures = [run.fusions[fusion] for run in runs]
-    accuracies = [float(row["accuracy"]) for row in figures]
-
-    def mean(key: str) -> float:
-        return statistics.fmean(float(row[key]) for row in figures)
+    accuracies = [row.accuracy for row in figures]
 
     centre, std = statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else None
-    low, high = lead.wilson(centre, runs[0].content["data"]["test"]) if std is None else (centre - std, centre + std)
+    low, high = lead.wilson(centre, runs[0].content.data.test) if std is None else (centre - std, centre + std)
     return Row(
         label,
         fusion,
         own,
-        seeds=[int(run.content["seed"]) for run in runs],
+        seeds=[run.content.seed for run in runs],
         accuracies=accuracies,
         mean=centre,
         std=std,
         low=low,
         high=high,
         gap=gap,
-        balanced=mean("balanced_accuracy"),
-        worst_class=mean("worst_class"),
-        calibration_error=mean("calibration_error"),
-        passes=int(figures[0]["forward_passes"]),
-        parameters=int(figures[0]["parameters"]),
-        train_seconds=statistics.fmean(float(run.content["cost"]["train_seconds"]) for run in runs),
-        upload_bytes=statistics.fmean(float(run.content["cost"]["upload_bytes"]) for run in runs),
-        fuse_seconds=mean("fuse_seconds"),
+        balanced=statistics.fmean(row.balanced_accuracy for row in figures),
+        worst_class=statistics.fmean(row.worst_class for row in figures),
+        calibration_error=statistics.fmean(row.calibration_error for row in figures),
+        passes=figures[0].forward_passes,
+        parameters=figures[0].parameters,
+        train_seconds=statistics.fmean(run.content.cost.train_seconds for run in runs),
+        upload_bytes=statistics.fmean(run.content.cost.upload_bytes for run in runs),
+        fuse_seconds=statistics.fmean(row.fuse_seconds for row in figures),
     )
 
 
@@ -138,14 +131,14 @@ def _gap(runs: Sequence[Result], fusion: str, others: Sequence[Result], other_fu
     if any(other_fusion not in other.fusions for other in others):
         return None
     pairs = zip(runs, others, strict=True)
-    values = [run.fusions[fusion]["accuracy"] - other.fusions[other_fusion]["accuracy"] for run, other in pairs]
+    values = [run.fusions[fusion].accuracy - other.fusions[other_fusion].accuracy for run, other in pairs]
     return Gap.of(name, difference(values))
 
 
 def _curve(label: str, fusion: str, own: bool, runs: Sequence[Result]) -> Curve:
-    histories = [run.fusions[fusion]["history"] for run in runs]
-    epochs = [point["epoch"] for point in histories[0]]
-    return curve_of(label, fusion, own, epochs, [[point["accuracy"] for point in history] for history in histories])
+    histories = [run.fusions[fusion].history for run in runs]
+    epochs = [point.epoch for point in histories[0]]
+    return curve_of(label, fusion, own, epochs, [[point.accuracy for point in history] for history in histories])
 
 
 def lambdas_of(results: Mapping[str, Sequence[Result]]) -> list[LambdaCurve]:

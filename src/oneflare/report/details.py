@@ -9,6 +9,7 @@ from typing import Any
 from oneflare.report.geometry import geometry
 from oneflare.report.story import LambdaCurve
 from oneflare.simulation.files import RunFiles
+from oneflare.simulation.results import FusionResult
 from oneflare.simulation.stages import Result, read_experiment
 
 MOST_POINTS = 100
@@ -23,34 +24,33 @@ Trace = list[dict[str, float]]
 def traces_of(result: Result) -> dict[int, Trace]:
     """The traces of the clients that took part."""
     files = RunFiles(result.folder)
-    return {client: files.client(client).read_trace() for client in result.content["fused_clients"]}
+    return {client: files.client(client).read_trace() for client in result.content.fused_clients}
 
 
 def run_details(result: Result, label: str, panel: int) -> dict[str, Any]:
     """Everything the page can show of one run, ready for JSON."""
     content = result.content
     experiment = read_experiment(result.folder)
-    partition = content["partition"]
+    partition = content.partition
     return {
         "label": label,
         "name": label.rpartition(", seed")[0],
         "panel": panel,
-        "method": content["method"],
-        "seed": content["seed"],
+        "method": content.method,
+        "seed": content.seed,
         "headline": result.headline,
-        "classes": list(content["data"]["classes"]),
-        "table": partition["table"][:MOST_ROWS],
-        "clients": len(partition["table"]),
-        "fused": list(content["fused_clients"]),
+        "classes": list(content.data.classes),
+        "table": partition.table[:MOST_ROWS],
+        "clients": len(partition.table),
+        "fused": list(content.fused_clients),
         "left_out": [
-            {"client": row["client"], "reason": row["reason"] or "its upload was refused"}
-            for row in content["clients"]
-            if row["client"] not in content["fused_clients"]
+            {"client": client.client, "reason": client.reason or "its upload was refused"}
+            for client in content.left_out
         ],
         "fusions": {name: _fusion(row) for name, row in result.fusions.items()},
         "lambda": lambda_curves(traces_of(result), bound_of(experiment.controller)),
         "geometry": geometry(result),
-        "diagnostics": content["diagnostics"],
+        "diagnostics": None if content.diagnostics is None else content.diagnostics.to_dict(),
         "configuration": experiment.to_yaml(),
         "provenance": _provenance(result, experiment.training_digest()),
     }
@@ -62,12 +62,13 @@ def bound_of(controller: Mapping[str, Any]) -> float | None:
     return None if bound is None or controller.get("valve", 0) == 0 else float(bound)
 
 
-def _fusion(row: Mapping[str, Any]) -> dict[str, Any]:
+def _fusion(row: FusionResult) -> dict[str, Any]:
     keys = (
         "accuracy", "balanced_accuracy", "worst_class", "calibration_error", "per_class", "reliability",
         "forward_passes", "parameters", "fuse_seconds", "history",
     )  # fmt: skip
-    return {key: row[key] for key in keys if key in row}
+    content = row.to_dict()
+    return {key: content[key] for key in keys}
 
 
 def lambda_curves(traces: Mapping[int, Trace], bound: float | None) -> dict[str, Any] | None:
@@ -131,16 +132,16 @@ def significant(value: float, digits: int = 5) -> float | None:
 
 def _provenance(result: Result, digest: str) -> dict[str, str]:
     content = result.content
-    cost, encoder = content["cost"], content["encoder"]
+    cost, encoder = content.cost, content.encoder
     options = ", ".join(f"{key} {value}" for key, value in encoder.items() if key != "name")
     return {
         "folder": str(result.folder),
-        "OneFlare": content["oneflare"],
-        "device": f"{content['device']}, {content['precision']}",
+        "OneFlare": content.oneflare,
+        "device": f"{content.device}, {content.precision}",
         "encoder": f"{encoder['name']} ({options})" if options else str(encoder["name"]),
         "settings (digest)": digest[:16],
-        "partition (digest)": content["partition"]["digest"][:16],
-        "training, all clients": f"{cost['train_seconds']:.1f} s",
-        "uploaded": f"{cost['upload_bytes'] / 1e6:.2f} MB",
-        "peak memory": f"{cost['peak_memory_bytes'] / 2**20:.0f} MiB",
+        "partition (digest)": content.partition.digest[:16],
+        "training, all clients": f"{cost.train_seconds:.1f} s",
+        "uploaded": f"{cost.upload_bytes / 1e6:.2f} MB",
+        "peak memory": f"{cost.peak_memory_bytes / 2**20:.0f} MiB",
     }

@@ -27,7 +27,7 @@ def geometry(result: Result) -> dict[str, Any] | None:
     clients: list[int] = []
     prototypes: list[Tensor] = []
     counts: list[Tensor | None] = []
-    for client in result.content["fused_clients"]:
+    for client in result.content.fused_clients:
         try:
             found, count = read_prototypes(files.client(client).upload)
         except UploadError:

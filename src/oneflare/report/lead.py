@@ -16,20 +16,20 @@ def of_run(result: Result) -> list[str]:
     """One run: its own fusion, how exact the test set makes it, and the other fusions of the same uploads."""
     content = result.content
     own = result.headline
-    accuracy, images = result.accuracy, content["data"]["test"]
+    accuracy, images = result.accuracy, content.data.test
     low, high = wilson(accuracy, images)
-    fused, asked = len(content["fused_clients"]), content["partition"]["clients"]
-    deep = content["epochs"] > 0 and content["diagnostics"] is not None
+    fused, asked = len(content.fused_clients), content.partition.clients
+    deep = content.epochs > 0 and content.diagnostics is not None
     sentences = [
-        f"{_clients(fused)} {'trained' if deep else 'measured'} alone with {content['method']} on "
-        f"{content['data']['name']}"
-        + (f" for {content['epochs']} epochs" if deep else "")
+        f"{_clients(fused)} {'trained' if deep else 'measured'} alone with {content.method} on "
+        f"{content.data.name}"
+        + (f" for {content.epochs} epochs" if deep else "")
         + " and each uploaded one file"
         + (f"; {asked - fused} of {asked} were left out." if fused < asked else "."),
         f"Fused by {own}, the method's own rule, they classify {percent(accuracy)} of {images:,} test images correctly "
         f"(95\N{NO-BREAK SPACE}% interval {100 * low:.1f} to {percent(high)}, from the size of the test set alone).",
     ]
-    others = {name: row["accuracy"] for name, row in result.fusions.items() if name != own}
+    others = {name: row.accuracy for name, row in result.fusions.items() if name != own}
     if others:
         best = max(others, key=lambda name: others[name])
         kinds = "the other fusion" if len(others) == 1 else f"{len(others)} other fusions"
@@ -52,8 +52,8 @@ def of_panel(panel: Panel, first: Result) -> list[str]:
     seeds = panel.seeds
     opening = (
         f"{listed([row.label for row in rows])} {'were' if len(rows) > 1 else 'was'} run on "
-        f"{content['data']['name']}, {content['data']['train']:,} images split over "
-        f"{_clients(content['partition']['clients'])}, with {_seeds(seeds)}; "
+        f"{content.data.name}, {content.data.train:,} images split over "
+        f"{_clients(content.partition.clients)}, with {_seeds(seeds)}; "
         "methods share each seed's partition, and each is fused by its own rule."
     )
     return [opening, *winner(rows)]

@@ -17,46 +17,46 @@ from pydantic import ValidationError
 from oneflare import _version
 from oneflare.client.observer import Observer
 from oneflare.core.config import CodeConfig, Experiment, read_yaml
-from oneflare.core.files import read_json, write_json
 from oneflare.data import Dataset
 from oneflare.errors import ConfigError, RunError
-from oneflare.fusion import UploadSet, outdated, recorded_code
+from oneflare.fusion import UploadSet
 from oneflare.metrics import diagnose
 from oneflare.simulation.files import EXPERIMENT
+from oneflare.simulation.results import DiagnosticsCode, DiagnosticsResult, FusionResult, RunResult
 
 
 def warn_if_outdated(path: Path, spec: Mapping[str, Any], observer: Observer) -> None:
     """Tell the user that figures are there which do not count, and why."""
-    reason = outdated(read_json(path), spec) if path.exists() else None
+    reason = FusionResult.read(path).outdated(spec) if path.exists() else None
     if reason is not None:
         observer.warn(f"{spec['name']}: its figures were made {reason}; they are made anew from the same uploads")
 
 
-def diagnose_into(path: Path, uploads: UploadSet, dataset: Dataset) -> dict[str, Any]:
+def diagnose_into(path: Path, uploads: UploadSet, dataset: Dataset) -> DiagnosticsResult:
     """The geometry of these uploads on the test images, kept in a file; one of another arithmetic is made anew."""
-    found: dict[str, Any] = read_json(path) if path.exists() else {}
-    if not found or recorded_code(found)["arithmetic"] != _version.FUSION_ARITHMETIC:
-        measured = diagnose(uploads, dataset.test.images, dataset.test.labels).to_dict()
-        found = measured | {"code": {"arithmetic": _version.FUSION_ARITHMETIC}}
-        write_json(path, found)
-    return found
+    if path.exists():
+        found = DiagnosticsResult.read(path)
+        if found.arithmetic == _version.FUSION_ARITHMETIC:
+            return found
+    measured = diagnose(uploads, dataset.test.images, dataset.test.labels)
+    made = DiagnosticsResult(**measured.to_dict(), code=DiagnosticsCode(_version.FUSION_ARITHMETIC))
+    made.write(path)
+    return made
 
 
-def check_figures(folder: Path, content: Mapping[str, Any]) -> None:
-    """Refuse a result whose figures today's arithmetic would not give; content: what its `result.json` says."""
+def check_figures(folder: Path, content: RunResult) -> None:
+    """Refuse a result whose figures today's arithmetic would not give."""
     training, fusion = _version.TRAINING_ARITHMETIC, _version.FUSION_ARITHMETIC
-    trained = CodeConfig.recorded(content.get("code")).arithmetic
-    if trained != training:
+    if content.arithmetic != training:
         raise RunError(
-            f"{folder} was trained with version {trained} of OneFlare's training arithmetic (today: {training}), "
-            "so its figures are not today's; run the experiment again in another folder"
+            f"{folder} was trained with version {content.arithmetic} of OneFlare's training arithmetic "
+            f"(today: {training}), so its figures are not today's; run the experiment again in another folder"
         )
-    for name, metrics in content["fusions"].items():
-        fused = recorded_code(metrics)["arithmetic"]
-        if fused != fusion:
+    for name, row in content.fusions.items():
+        if row.arithmetic != fusion:
             raise RunError(
-                f"{folder}: the figures of {name} were made with version {fused} of OneFlare's fusion arithmetic "
-                f"(today: {fusion}); run the same command again, which makes them anew from the same uploads"
+                f"{folder}: the figures of {name} were made with version {row.arithmetic} of OneFlare's fusion "
+                f"arithmetic (today: {fusion}); run the same command again, which makes them anew from the same uploads"
             )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,20 +17,10 @@ from oneflare.client.files import ClientSummary, snapshot_epochs
 from oneflare.client.observer import Observer
 from oneflare.client.start import make_contract, shared_start
 from oneflare.core.config import Experiment
-from oneflare.core.files import read_json, write_json
 from oneflare.data import Dataset, Partition, split_clients
 from oneflare.data.partition import partition_of
-from oneflare.fusion import (
-    GlobalModel,
-    UploadSet,
-    build_fusion,
-    logits_of_all,
-    made_by,
-    made_with,
-    without_faulty,
-)
-from oneflare.fusion.workspace import Workspace
-from oneflare.metrics import retention, score
+from oneflare.fusion import UploadSet, Workspace, build_fusion, without_faulty
+from oneflare.metrics import TimedFusion, evaluate, fuse_timed
 from oneflare.nn import ANCHORS, PrototypeNetwork
 from oneflare.nn.hardware import choose_device
 from oneflare.simulation.clients import Clients
@@ -39,6 +28,14 @@ from oneflare.simulation.collecting import read_uploads
 from oneflare.simulation.engines import call, map_tasks
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.kept import diagnose_into, warn_if_outdated
+from oneflare.simulation.results import (
+    CostResult,
+    DataResult,
+    DiagnosticsResult,
+    FusionResult,
+    PartitionResult,
+    RunResult,
+)
 from oneflare.simulation.training import train_clients, workers_for
 from oneflare.upload import Contract, read_upload
 
@@ -104,7 +101,7 @@ class Simulation:
 
     def is_fused(self, spec: Mapping[str, Any]) -> bool:
         path = self.files.metrics(spec["name"])
-        return path.exists() and made_with(read_json(path), spec)
+        return path.exists() and FusionResult.read(path).made_with(spec)
 
     def fuse(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer) -> None:
         """Models, metrics and the simulated fusions at the snapshots, for the fusions that are not there yet."""
@@ -133,68 +130,32 @@ class Simulation:
                 observer.warn(f"{name}: {remark}")
             history = [{"epoch": epoch, "accuracy": row[name]} for epoch, row in simulated if name in row]
             history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
-            write_json(self.files.metrics(name), final[name] | {"history": history})
+            path = self.files.metrics(name)
+            FusionResult.from_dict(final[name] | {"history": history}, str(path)).write(path)
             self._workspace(name).discard()
 
     def _workspace(self, name: str, observer: Observer | None = None) -> Workspace:
         """Where a fusion that trains keeps its checkpoint, and whom it tells."""
-        every_seconds = self.experiment.train.checkpoint_seconds
-        return Workspace(self.files.fusion_checkpoint(name), every_seconds, name, observer or Observer())
+        checkpoint, seconds = self.files.fusion_checkpoint(name), self.experiment.train.checkpoint_seconds
+        return Workspace(checkpoint, seconds, name, observer or Observer())
 
     def _evaluate(
         self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer
     ) -> dict[str, dict[str, Any]]:
         """Models and figures by fusion, without members whose uploads turn out to be of no use."""
 
-        def measured(kept: UploadSet) -> dict[str, dict[str, Any]]:
-            if len(kept) < len(uploads):
-                for spec in specs:  # what was begun with everybody is not gone on with
-                    self._workspace(spec["name"]).discard()
-            return self._measure(specs, kept, observer)
+        def fuse(spec: Mapping[str, Any], kept: UploadSet) -> TimedFusion:
+            workspace = self._workspace(spec["name"], observer)
+            if len(kept) < len(uploads):  # what was begun with everybody is not gone on with
+                workspace.discard()
+            return fuse_timed(spec, kept, workspace)
 
-        outcome, faults = without_faulty(uploads, measured)
-        if faults:
-            reasons = [f"client {fault.client} is left out: {fault}" for fault in faults]
-            outcome = {name: row | {"left_out": reasons} for name, row in outcome.items()}
-        return outcome
-
-    def _measure(
-        self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer
-    ) -> dict[str, dict[str, Any]]:
-        test = self.dataset.test
-        models: dict[str, GlobalModel] = {}
-        teachers: dict[str, tuple[str, GlobalModel]] = {}
-        seconds: dict[str, float] = {}
-        notes: dict[str, dict[str, Any]] = {}
-        stamps = {spec["name"]: made_by(spec) for spec in specs}
-        remarks: dict[str, tuple[str, ...]] = {}
-        for spec in specs:
-            name, fusion, workspace = spec["name"], build_fusion(spec), self._workspace(spec["name"], observer)
-            started = time.monotonic()
-            models[name] = fusion.fuse_in(uploads, workspace)
-            seconds[name] = workspace.seconds_before + time.monotonic() - started
-            notes[name] = workspace.notes
-            remarks[name] = fusion.remarks
-            if fusion.teacher is not None:
-                teachers[name] = fusion.teacher["name"], build_fusion(fusion.teacher).fuse(uploads)
-        logits = logits_of_all(models, test.images)
-        outcome = {}
-        for name, model in models.items():
-            model.save(self.files.model(name), embed=False)
-            outcome[name] = score(logits[name], test.labels).to_dict() | {
-                "parameters": model.cost.parameters,
-                "forward_passes": model.cost.forward_passes,
-                "fuse_seconds": seconds[name],
-                **stamps[name],
-            }
-            if notes[name]:
-                outcome[name]["training"] = notes[name]
-            if remarks[name]:
-                outcome[name]["suspects"] = list(remarks[name])
-        for name, (label, teacher) in teachers.items():
-            kept = retention(logits[name], teacher.logits(test.images), test.labels, models[name].cost, teacher.cost)
-            outcome[name]["teacher"] = {"name": label, **kept.to_dict()}
-        return outcome
+        found, faults = without_faulty(uploads, lambda kept: evaluate(specs, kept, self.dataset.test, fuse))
+        for one in found:
+            one.model.save(self.files.model(one.name), embed=False)
+        reasons = [f"client {fault.client} is left out: {fault}" for fault in faults]
+        left_out = {"left_out": reasons} if reasons else {}
+        return {one.name: one.to_dict() | left_out for one in found}
 
     def _diagnose(self, uploads: UploadSet) -> dict[str, Any]:
         if self.contract.deep:
@@ -210,53 +171,54 @@ class Simulation:
             self.public,
         )
 
-        def answers(kept: UploadSet) -> dict[str, Tensor]:
-            models = {spec["name"]: build_fusion(spec).fuse(kept) for spec in specs}
-            return logits_of_all(models, self.dataset.test.images)
+        found, _ = without_faulty(uploads, lambda kept: evaluate(specs, kept, self.dataset.test))
+        return {one.name: one.scores.accuracy for one in found}
 
-        logits, _ = without_faulty(uploads, answers)
-        labels = self.dataset.test.labels
-        return {name: float((value.argmax(1) == labels).double().mean()) for name, value in logits.items()}
-
-    def result(self, summaries: Sequence[ClientSummary], uploads: UploadSet) -> dict[str, Any]:
+    def result(self, summaries: Sequence[ClientSummary], uploads: UploadSet) -> RunResult:
+        """What `result.json` says, once all clients and fusions are there."""
         experiment = self.experiment
         device = choose_device(experiment.train.device)
-        return {
-            "oneflare": __version__,
-            "code": experiment.code.model_dump(mode="json"),
-            "method": experiment.method,
-            "seed": experiment.seed,
-            "data": {
-                "name": self.dataset.name,
-                "train": len(self.dataset.train.labels),
-                "test": len(self.dataset.test.labels),
-                "public": 0 if self.dataset.public is None else len(self.dataset.public.labels),
-                "classes": list(self.dataset.classes),
-                "notes": list(self.dataset.notes),
-            },
-            "partition": {
-                **self.partition.to_dict(),
-                "alpha": experiment.partition.alpha if "dirichlet" in experiment.partition.kind else None,
-                "clients": experiment.partition.clients,
-                "digest": experiment.partition_digest(),
-            },
-            "encoder": self.contract.encoder,
-            "anchors": {**self.contract.anchors, "worst_cosine": self.worst_cosine},
-            "epochs": experiment.epochs,
-            "device": device.type,
-            "precision": ", ".join(sorted({summary.precision for summary in summaries if summary.precision}))
+        split = self.partition
+        return RunResult(
+            oneflare=__version__,
+            code=experiment.code,
+            method=experiment.method,
+            seed=experiment.seed,
+            data=DataResult(
+                name=self.dataset.name,
+                train=len(self.dataset.train.labels),
+                test=len(self.dataset.test.labels),
+                public=0 if self.dataset.public is None else len(self.dataset.public.labels),
+                classes=tuple(self.dataset.classes),
+                notes=tuple(self.dataset.notes),
+            ),
+            partition=PartitionResult(
+                kind=split.kind,
+                sizes=tuple(split.sizes),
+                table=tuple(tuple(row) for row in split.table.tolist()),
+                empty=tuple(split.empty),
+                assignments=split.assignments,
+                alpha=experiment.partition.alpha if "dirichlet" in experiment.partition.kind else None,
+                clients=experiment.partition.clients,
+                digest=experiment.partition_digest(),
+            ),
+            encoder=dict(self.contract.encoder),
+            anchors={**self.contract.anchors, "worst_cosine": self.worst_cosine},
+            epochs=experiment.epochs,
+            device=device.type,
+            precision=", ".join(sorted({summary.precision for summary in summaries if summary.precision}))
             or self.clients.precision,
-            "headline": experiment.fusions[0]["name"],
-            "fusions": {spec["name"]: read_json(self.files.metrics(spec["name"])) for spec in experiment.fusions},
-            "diagnostics": read_json(self.files.diagnostics) if self.contract.deep else None,
-            "clients": [summary.to_dict() for summary in summaries],
-            "fused_clients": [upload.client for upload in uploads],
-            "cost": {
-                "train_seconds": sum(summary.train_seconds for summary in summaries),
-                "upload_bytes": sum(upload.file_bytes for upload in uploads),
-                "peak_memory_bytes": peak_memory_bytes(),
-            },
-        }
+            headline=experiment.fusions[0]["name"],
+            fusions={spec["name"]: FusionResult.read(self.files.metrics(spec["name"])) for spec in experiment.fusions},
+            diagnostics=DiagnosticsResult.read(self.files.diagnostics) if self.contract.deep else None,
+            clients=tuple(summaries),
+            fused_clients=tuple(upload.client for upload in uploads),
+            cost=CostResult(
+                train_seconds=sum(summary.train_seconds for summary in summaries),
+                upload_bytes=sum(upload.file_bytes for upload in uploads),
+                peak_memory_bytes=peak_memory_bytes(),
+            ),
+        )
 
 
 def peak_memory_bytes() -> int:

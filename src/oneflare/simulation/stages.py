@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from oneflare import _version
-from oneflare.client.files import ClientFiles, ClientSummary
+from oneflare.client.files import ClientFiles
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.core.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
@@ -20,13 +20,14 @@ from oneflare.core.sourcecode import is_installed
 from oneflare.core.stopping import AGAIN, NOTHING, UNCHANGED, on_stop
 from oneflare.data import Dataset, data_digest, given_data, load
 from oneflare.errors import ConfigError, RunError
-from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model, made_with, recorded_code
+from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import ARRAYS, given_in_python, resolve
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.kept import check_figures, recorded_experiment_code, warn_what_changed
+from oneflare.simulation.results import FusionResult, RunResult
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.watching import LineObserver, in_notebook
 
@@ -52,28 +53,31 @@ class Result:
     """A finished run: its figures, and its models on demand."""
 
     folder: Path
-    content: dict[str, Any]
+    content: RunResult
+    """what `result.json` says"""
     complete_before: bool = False
     """nothing had to be done"""
 
     @property
-    def fusions(self) -> dict[str, dict[str, Any]]:
-        return dict(self.content["fusions"])
+    def fusions(self) -> dict[str, FusionResult]:
+        """by name, for example `result.fusions["count_prototypes"].accuracy`"""
+        return dict(self.content.fusions)
 
     @property
     def headline(self) -> str:
         """the method's own fusion"""
-        return str(self.content["headline"])
+        return self.content.headline
 
     @property
     def accuracy(self) -> float:
-        return float(self.fusions[self.headline]["accuracy"])
+        return self.content.accuracy
 
     def model(self, fusion: str | None = None, encoder: nn.Module | None = None) -> GlobalModel:
         return load_model(RunFiles(self.folder).model(fusion or self.headline), encoder)
 
     def to_dict(self) -> dict[str, Any]:
-        return self.content
+        """The content of `result.json`."""
+        return self.content.to_dict()
 
 
 def run(
@@ -182,15 +186,15 @@ def run_experiment(
             dataset = load(experiment.data)
             for note in dataset.notes:
                 observer.note(note)
-        simulation = Simulation.build(experiment, files, dataset, encoder)
-        write_json(files.partition, simulation.partition.to_dict())
-        observer.begin(experiment, dataset, simulation.partition)
+        federation = Simulation.build(experiment, files, dataset, encoder)
+        write_json(files.partition, federation.partition.to_dict())
+        observer.begin(experiment, dataset, federation.partition)
         with one_thread():
-            summaries = simulation.train(observer)
-            uploads = simulation.collect(summaries, observer)
-            simulation.fuse(experiment.fusions, uploads, observer)
-        content = simulation.result(summaries, uploads)
-        write_json(files.result, content)
+            summaries = federation.train(observer)
+            uploads = federation.collect(summaries, observer)
+            federation.fuse(experiment.fusions, uploads, observer)
+        content = federation.result(summaries, uploads)
+        content.write(files.result)
         observer.end(content)
     return Result(folder, content)
 
@@ -227,9 +231,8 @@ def open_run(folder: Path, observer: Observer) -> tuple[Simulation, UploadSet]:
             f"{folder} used arrays or an encoder given in Python; add the fusion to `fusions` and run it again"
         )
     _check_code(folder, experiment, observer)
-    simulation = Simulation.build(experiment, files, load(experiment.data))
-    summaries = [ClientSummary(**row) for row in read_json(files.result)["clients"]]
-    return simulation, simulation.collect(summaries, observer)
+    federation = Simulation.build(experiment, files, load(experiment.data))
+    return federation, federation.collect(RunResult.read(files.result).clients, observer)
 
 
 def _check_code(folder: Path, experiment: Experiment, observer: Observer) -> None:
@@ -251,24 +254,24 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
     files = RunFiles(folder)
     complete = complete_specs(read_experiment(folder), specs)  # a folder that is no run is left as it is
     with on_stop(lambda: UNCHANGED), exclusive(folder), _tidy(folder), one_thread():
-        simulation, uploads = open_run(folder, observer)
+        federation, uploads = open_run(folder, observer)
         check_needs(complete, uploads.offered, "; choose another fusion")
-        content = read_json(files.result)
-        complete += _others_outdated(simulation.experiment, content["fusions"], complete)
-        simulation.fuse(complete, uploads, observer)
-        for spec in complete:
-            content["fusions"][spec["name"]] = read_json(files.metrics(spec["name"]))
-        write_json(files.result, content)
+        content = RunResult.read(files.result)
+        complete += _others_outdated(federation.experiment, content.fusions, complete)
+        federation.fuse(complete, uploads, observer)
+        fresh = {spec["name"]: FusionResult.read(files.metrics(spec["name"])) for spec in complete}
+        content = replace(content, fusions={**content.fusions, **fresh})
+        content.write(files.result)
     return Result(folder, content)
 
 
 def _others_outdated(
-    experiment: Experiment, fusions: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]
+    experiment: Experiment, fusions: Mapping[str, FusionResult], asked: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Fusions of a run whose figures another arithmetic gave: one table does not hold both."""
     names = {spec["name"] for spec in asked}
-    old = [name for name, row in fusions.items() if recorded_code(row)["arithmetic"] != _version.FUSION_ARITHMETIC]
-    specs = [{"name": name, **(fusions[name].get("options") or {})} for name in old if name not in names]
+    old = [name for name, row in fusions.items() if row.arithmetic != _version.FUSION_ARITHMETIC]
+    specs = [{"name": name, **(fusions[name].options or {})} for name in old if name not in names]
     return complete_specs(experiment, specs)
 
 
@@ -308,7 +311,7 @@ def read_result(folder: Path) -> Result:
         raise RunError(f"{folder} is not a run folder (no experiment.yaml)")
     if not files.result.exists():
         raise RunError(f"{folder} is not finished; run the same command again to go on")
-    content = read_json(files.result)
+    content = RunResult.read(files.result)
     check_figures(folder, content)
     return Result(folder, content, complete_before=True)
 
@@ -341,8 +344,8 @@ def _first_difference(old: Any, new: Any, place: str = "") -> str:
 def _finished(files: RunFiles, experiment: Experiment) -> Result | None:
     if not files.result.exists():
         return None
-    content = read_json(files.result)
-    there = content["fusions"]
-    if any(spec["name"] not in there or not made_with(there[spec["name"]], spec) for spec in experiment.fusions):
+    content = RunResult.read(files.result)
+    there = content.fusions
+    if any(spec["name"] not in there or not there[spec["name"]].made_with(spec) for spec in experiment.fusions):
         return None
     return Result(files.folder, content, complete_before=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data import Dataset, Partition
 from oneflare.errors import ConfigError, did_you_mean
+from oneflare.simulation.results import RunResult
 from oneflare.simulation.stages import default_folder
 
 TRACKERS = ("tensorboard", "mlflow")
 FOLDER = Path("runs/tensorboard")
 STORE = "sqlite:///runs/mlflow.db"
 SQLITE = "sqlite:///"
-FINAL = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error", "fuse_seconds")
+FINAL = ("balanced_accuracy", "worst_class", "calibration_error", "fuse_seconds")
+"""of a fusion, after its accuracy, which is drawn over epochs"""
 TRACE_NAMES = {"accuracy": "training_accuracy"}
 """a client's accuracy is on the images it trains on, unlike that of a fusion"""
 MOST_PARAMETERS = 100
@@ -47,12 +50,12 @@ class TensorBoard(Observer):
         for key, value in numbers(row):
             self.writer.add_scalar(f"{TRACE_NAMES.get(key, key)}/client {client}", value, epoch)
 
-    def end(self, content: Mapping[str, Any]) -> None:
-        for fusion, row in content["fusions"].items():
-            for point in row["history"]:
-                self.writer.add_scalar(f"accuracy/{fusion}", point["accuracy"], point["epoch"])
-            for key in FINAL[1:]:
-                self.writer.add_scalar(f"{key}/{fusion}", row[key], content["epochs"])
+    def end(self, content: RunResult) -> None:
+        for fusion, row in content.fusions.items():
+            for point in row.history:
+                self.writer.add_scalar(f"accuracy/{fusion}", point.accuracy, point.epoch)
+            for key in FINAL:
+                self.writer.add_scalar(f"{key}/{fusion}", getattr(row, key), content.epochs)
         self.writer.close()
 
 
@@ -89,13 +92,13 @@ class MLflow(Observer):
     def epoch(self, client: int, epoch: int, row: Mapping[str, float], _samples: int) -> None:
         self._log([(f"client_{client:03d}/{TRACE_NAMES.get(key, key)}", value, epoch) for key, value in numbers(row)])
 
-    def end(self, content: Mapping[str, Any]) -> None:
-        last = content["epochs"]
-        for fusion, row in content["fusions"].items():
-            self._log([(f"{fusion}/accuracy", point["accuracy"], point["epoch"]) for point in row["history"]])
-            self._log([(f"{fusion}/{key}", row[key], last) for key in FINAL[1:]])
-        self._log([(key, value, last) for key, value in numbers(content["cost"])])
-        self._log([("accuracy", content["fusions"][content["headline"]]["accuracy"], last)])
+    def end(self, content: RunResult) -> None:
+        last = content.epochs
+        for fusion, row in content.fusions.items():
+            self._log([(f"{fusion}/accuracy", point.accuracy, point.epoch) for point in row.history])
+            self._log([(f"{fusion}/{key}", getattr(row, key), last) for key in FINAL])
+        self._log([(key, value, last) for key, value in numbers(asdict(content.cost))])
+        self._log([("accuracy", content.accuracy, last)])
         self.client.set_terminated(self.run)
 
     def _log(self, values: Sequence[tuple[str, float, int]]) -> None:

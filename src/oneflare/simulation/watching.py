@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from oneflare.client.files import ClientSummary
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data import Dataset, Partition
+from oneflare.simulation.results import RunResult
 
 EVERY_SECONDS = 0.5
 
@@ -63,10 +64,9 @@ class LineObserver(Observer):
     def warn(self, text: str) -> None:
         self._write(f"warning: {text}", final=True)
 
-    def end(self, content: Mapping[str, Any]) -> None:
-        headline = content["headline"]
-        accuracy = 100 * content["fusions"][headline]["accuracy"]
-        self._write(f"{self.name}: {headline} {accuracy:.1f} %, {self.clock() - self.started:.0f} s", final=True)
+    def end(self, content: RunResult) -> None:
+        figures = f"{content.headline} {100 * content.accuracy:.1f} %, {self.clock() - self.started:.0f} s"
+        self._write(f"{self.name}: {figures}", final=True)
 
     def _tell(self) -> None:
         self.told = self.clock()

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oneflare.core.files import digest_of, read_json, write_json
+from oneflare.core.records import record_to_dict
 from oneflare.data import Dataset
 from oneflare.fusion import load_model, logits_of_all
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.files import RunFiles
+from oneflare.simulation.results import FusionResult
 
 FILE = "answers.json"
 LARGEST_SLIP = 0.005
@@ -33,7 +35,7 @@ def read_answers(folder: Path, fusion: str) -> NDArray[np.bool_] | None:
     return np.unpackbits(bits)[: row["images"]].astype(np.bool_)
 
 
-def has_answers(folder: Path, fusion: str, metrics: Mapping[str, Any]) -> bool:
+def has_answers(folder: Path, fusion: str, metrics: FusionResult) -> bool:
     """Whether the model of these metrics was asked; a model that was made anew since then was not."""
     return _is_of(read_json(folder / FILE), fusion, metrics)
 
@@ -46,7 +48,7 @@ def keep_answers(folder: Path, fusions: Iterable[str], dataset: Dataset) -> None
     files = RunFiles(folder)
     path = folder / FILE
     kept: dict[str, Any] = read_json(path) if path.exists() else {}
-    metrics = {name: read_json(files.metrics(name)) for name in fusions if files.model(name).exists()}
+    metrics = {name: FusionResult.read(files.metrics(name)) for name in fusions if files.model(name).exists()}
     missing = [name for name in metrics if not _is_of(kept, name, metrics[name])]
     if not missing:
         return
@@ -54,16 +56,16 @@ def keep_answers(folder: Path, fusions: Iterable[str], dataset: Dataset) -> None
         logits = logits_of_all({name: load_model(files.model(name)) for name in missing}, dataset.test.images)
     for name, values in logits.items():
         right = (values.argmax(1) == dataset.test.labels).numpy()
-        slip = abs(float(right.mean()) - float(metrics[name]["accuracy"]))
+        slip = abs(float(right.mean()) - metrics[name].accuracy)
         bits = np.packbits(right).tobytes().hex() if slip <= LARGEST_SLIP else None
         kept[name] = {"images": len(right), "right": bits, "of": _stamp(metrics[name])}
     write_json(path, kept)
 
 
-def _is_of(kept: Mapping[str, Any], fusion: str, metrics: Mapping[str, Any]) -> bool:
+def _is_of(kept: Mapping[str, Any], fusion: str, metrics: FusionResult) -> bool:
     return fusion in kept and (kept[fusion] or {}).get("of") == _stamp(metrics)
 
 
-def _stamp(metrics: Mapping[str, Any]) -> str | None:
+def _stamp(metrics: FusionResult) -> str | None:
     """Names the model: its options and code; None for figures of the first release, which do not say their code."""
-    return digest_of([metrics.get("options"), metrics["code"]]) if "code" in metrics else None
+    return None if metrics.code is None else digest_of([metrics.options, record_to_dict(metrics.code)])

@@ -24,9 +24,10 @@ from oneflare.core.files import write_json, write_text
 from oneflare.core.seeds import derive, numpy_generator
 from oneflare.data import Dataset, load
 from oneflare.errors import UploadError
-from oneflare.fusion import UploadSet, build_fusion, logits_of_all, without_faulty
+from oneflare.fusion import UploadSet, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.methods.resolve import resolve
+from oneflare.metrics import evaluate
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import Block
 from oneflare.nn.hardware import one_thread
@@ -286,14 +287,10 @@ def counts_of(upload: Upload) -> Tensor:
 
 
 def accuracies(uploads: UploadSet, dataset: Dataset, fusions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    def answers(kept: UploadSet) -> dict[str, Tensor]:
-        models = {name: build_fusion(spec).fuse(kept) for name, spec in fusions.items()}
-        return logits_of_all(models, dataset.test.images)
-
+    """Test accuracy of each of these fusions, by its label; members that are at fault are left out."""
     with one_thread():
-        logits, _ = without_faulty(uploads, answers)
-    labels = dataset.test.labels
-    return {name: float((value.argmax(1) == labels).double().mean()) for name, value in logits.items()}
+        found, _ = without_faulty(uploads, lambda kept: evaluate(list(fusions.values()), kept, dataset.test))
+    return {label: one.scores.accuracy for label, one in zip(fusions, found, strict=True)}
 
 
 # ---- the study

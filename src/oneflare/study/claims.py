@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 from oneflare.study.cells import Place
 from oneflare.study.declare import Claim, Statement
 from oneflare.study.findings import Findings, Finished, Trace, rounded
-from oneflare.study.inference import Difference, Verdict, difference, joint, judge, judge_every
+from oneflare.study.inference import Difference, difference, joint, judge, judge_every
+from oneflare.study.records import ClaimResult, StatementResult
 
 Side = Literal["above", "below"]
 
@@ -45,17 +47,17 @@ WORDS = {
 }
 
 
-def judge_claims(findings: Findings) -> list[dict[str, Any]]:
-    return [_claim(findings, claim) for claim in findings.plan.declaration.claims]
+def judge_claims(findings: Findings) -> tuple[ClaimResult, ...]:
+    """Every claim of the study, tested on the runs that are there."""
+    return tuple(_claim(findings, claim) for claim in findings.plan.declaration.claims)
 
 
-def _claim(findings: Findings, claim: Claim) -> dict[str, Any]:
-    tests = [row for test in claim.tests for row in _test(findings, test)]
-    verdicts: list[Verdict] = [row["verdict"] for row in tests]
-    return {"id": claim.id, "text": claim.text, "log": claim.log, "verdict": joint(verdicts), "tests": tests}
+def _claim(findings: Findings, claim: Claim) -> ClaimResult:
+    tests = tuple(row for test in claim.tests for row in _test(findings, test))
+    return ClaimResult(claim.id, claim.text, claim.log, joint(row.verdict for row in tests), tests)
 
 
-def _test(findings: Findings, test: Statement) -> Iterator[dict[str, Any]]:
+def _test(findings: Findings, test: Statement) -> Iterator[StatementResult]:
     """One row per place where the test applies."""
     side: Side = "above" if test.above is not None else "below"
     threshold = test.above if test.above is not None else test.below
@@ -95,9 +97,9 @@ def _difference(findings: Findings, test: Statement, place: Place) -> Difference
         return None if found is None else _in_points(found)
     gaps = []
     for one, other in findings.paired(place, test.arm, test.than):
-        ours, theirs = one.result.content["diagnostics"], other.result.content["diagnostics"]
+        ours, theirs = one.diagnostic(test.measure), other.diagnostic(test.measure)
         if ours is not None and theirs is not None:
-            gaps.append(100 * (ours[test.measure] / theirs[test.measure] - 1))
+            gaps.append(100 * (ours / theirs - 1))
     return difference(gaps) if gaps else None
 
 
@@ -116,7 +118,7 @@ def _trend(findings: Findings, test: Statement, low: Place, high: Place) -> Diff
     return difference(gaps) if gaps else None
 
 
-def _judged(test: Statement, place: str, found: Difference | None, side: Side, threshold: float) -> dict[str, Any]:
+def _judged(test: Statement, place: str, found: Difference | None, side: Side, threshold: float) -> StatementResult:
     unit = "points" if test.measure == "accuracy" else "%"
     name = "" if test.measure == "accuracy" else f" in {test.measure}"
     what = f"{test.arm} - {test.than}{name}"
@@ -125,16 +127,17 @@ def _judged(test: Statement, place: str, found: Difference | None, side: Side, t
     row = _row(test, place, unit, side, threshold, f"{what} is {side} {threshold:g} {unit}")
     if found is None:
         return row
-    return row | {
-        "values": rounded(list(found.values)),
-        "mean": rounded(found.mean),
-        "interval": None if found.interval is None else rounded(list(found.interval)),
-        "p_value": rounded(found.p_value(threshold, side)),
-        "verdict": judge(found, threshold, side),
-    }
+    return replace(
+        row,
+        values=tuple(rounded(found.values)),
+        mean=rounded(found.mean),
+        interval=None if found.interval is None else (rounded(found.interval[0]), rounded(found.interval[1])),
+        p_value=rounded(found.p_value(threshold, side)),
+        verdict=judge(found, threshold, side),
+    )
 
 
-def _every(findings: Findings, test: Statement, place: Place, side: Side, threshold: float) -> dict[str, Any]:
+def _every(findings: Findings, test: Statement, place: Place, side: Side, threshold: float) -> StatementResult:
     assert test.quantity is not None
     unit = "points" if test.quantity == "accuracy_lost" else ""
     over = "" if test.quantity == "accuracy_lost" else f" ({test.over} over clients)"
@@ -144,11 +147,7 @@ def _every(findings: Findings, test: Statement, place: Place, side: Side, thresh
     if not values:
         return row
     mean = sum(values) / len(values)
-    return row | {
-        "values": rounded(values),
-        "mean": rounded(mean),
-        "verdict": judge_every(values, threshold, side),
-    }
+    return replace(row, values=tuple(rounded(values)), mean=rounded(mean), verdict=judge_every(values, threshold, side))
 
 
 def _quantity(test: Statement, one: Finished) -> float:
@@ -159,21 +158,21 @@ def _quantity(test: Statement, one: Finished) -> float:
     return max(values) if test.over == "max" else min(values)
 
 
-def _row(test: Statement, place: str, unit: str, side: Side, threshold: float, text: str) -> dict[str, Any]:
+def _row(test: Statement, place: str, unit: str, side: Side, threshold: float, text: str) -> StatementResult:
     """A test without figures: undecided."""
-    return {
-        "text": test.text or text,
-        "kind": test.kind,
-        "place": place,
-        "arm": test.arm,
-        "than": test.than,
-        "measure": test.quantity if test.kind == "every" else test.measure,
-        "unit": unit,
-        "side": side,
-        "threshold": threshold,
-        "values": [],
-        "mean": None,
-        "interval": None,
-        "p_value": None,
-        "verdict": "undecided",
-    }
+    return StatementResult(
+        text=test.text or text,
+        kind=test.kind,
+        place=place,
+        arm=test.arm,
+        than=test.than,
+        measure=test.quantity or test.measure,
+        unit=unit,
+        side=side,
+        threshold=threshold,
+        values=(),
+        mean=None,
+        interval=None,
+        p_value=None,
+        verdict="undecided",
+    )

@@ -10,7 +10,8 @@ from typing import Any
 
 from oneflare.client.observer import Observer
 from oneflare.core.config import Layer
-from oneflare.core.files import digest_of, read_json, write_json
+from oneflare.core.files import digest_of, write_json
+from oneflare.core.records import read_record, record_to_dict
 from oneflare.core.stopping import AGAIN, on_stop
 from oneflare.errors import ConfigError, RunError
 from oneflare.methods import find_method
@@ -19,6 +20,14 @@ from oneflare.simulation.kept import warn_what_changed
 from oneflare.simulation.stages import Result, read_result, run_experiment
 
 FILE = "comparison.json"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What `comparison.json` says: which runs of its folder are compared."""
+
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Comparison:
         runs = self.results[method]
         if any(fusion not in run.fusions for run in runs):
             return None
-        return Cell(tuple(float(run.fusions[fusion]["accuracy"]) for run in runs))
+        return Cell(tuple(run.fusions[fusion].accuracy for run in runs))
 
     def difference(self, method: str, fusion: str) -> tuple[float, float | None] | None:
         """Mean and deviation over seeds of (method - first method), both under one fusion."""
@@ -131,7 +140,7 @@ def compare_methods(
             for name in names
         }
     comparison = Comparison(folder, tuple(names), tuple(range(seeds)), results)
-    write_json(folder / FILE, {"methods": names, "seeds": list(range(seeds))})
+    write_json(folder / FILE, record_to_dict(Listed(comparison.methods, comparison.seeds)))
     return comparison
 
 
@@ -143,8 +152,6 @@ def _what_is_kept(folder: Path, runs: int) -> str:
 def read_comparison(folder: Path) -> Comparison:
     if not (folder / FILE).exists():
         raise RunError(f"{folder} is not a comparison (no {FILE})")
-    content = read_json(folder / FILE)
-    results = {
-        name: tuple(read_result(folder / f"{name}-s{seed}") for seed in content["seeds"]) for name in content["methods"]
-    }
-    return Comparison(folder, tuple(content["methods"]), tuple(content["seeds"]), results)
+    listed = read_record(Listed, folder / FILE, "run the same `oneflare compare` again")
+    results = {name: tuple(read_result(folder / f"{name}-s{seed}") for seed in listed.seeds) for name in listed.methods}
+    return Comparison(folder, listed.methods, listed.seeds, results)

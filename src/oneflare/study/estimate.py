@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from oneflare.core.config import Experiment
-from oneflare.core.files import read_json
 from oneflare.errors import OneFlareError
+from oneflare.simulation.results import RunResult
 from oneflare.study.cells import Cell
 
 TRAIN_IMAGES = {"digits": 1437, "cifar10": 50000, "cifar100": 50000, "svhn": 73257, "tiny-imagenet": 100000}
@@ -43,9 +43,8 @@ def finished_seconds(folder: Path) -> float | None:
     if not path.exists():
         return None
     try:
-        cost = read_json(path)["cost"]
-        return float(cost["train_seconds"]) + FIXED_SECONDS
-    except (OneFlareError, KeyError, TypeError, ValueError):
+        return RunResult.read(path).cost.train_seconds + FIXED_SECONDS
+    except OneFlareError:
         return None
 
 

@@ -14,14 +14,14 @@ from typing import Literal
 
 from oneflare.client.observer import Observer, Outcome
 from oneflare.core.config import DataConfig, Experiment
-from oneflare.core.files import exclusive, read_json
+from oneflare.core.files import exclusive
 from oneflare.core.stopping import AGAIN, NOTHING, on_stop
 from oneflare.data import Dataset, Partition, load
 from oneflare.errors import InUseError, OneFlareError
-from oneflare.fusion import made_with
 from oneflare.simulation.engines import default_workers, map_tasks
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.kept import warn_what_changed
+from oneflare.simulation.results import RunResult
 from oneflare.simulation.stages import read_experiment, run_experiment
 from oneflare.study.answers import FILE as ANSWERS
 from oneflare.study.answers import has_answers, keep_answers
@@ -35,10 +35,10 @@ def is_complete(cell: Cell, runs: Path) -> bool:
     folder = cell.folder(runs)
     if not (folder / "result.json").exists() or not (folder / ANSWERS).exists():
         return False
-    fusions = read_json(folder / "result.json")["fusions"]
+    fusions = RunResult.read(folder / "result.json").fusions
     return all(
         spec["name"] in fusions
-        and made_with(fusions[spec["name"]], spec)
+        and fusions[spec["name"]].made_with(spec)
         and has_answers(folder, spec["name"], fusions[spec["name"]])
         for spec in cell.experiment.fusions
     )

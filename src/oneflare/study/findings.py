@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from oneflare.errors import RunError
-from oneflare.fusion import made_with
 from oneflare.simulation.files import RunFiles
+from oneflare.simulation.results import FusionResult
 from oneflare.simulation.stages import Result, read_result
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell, Place, Plan
@@ -30,20 +30,25 @@ class Finished:
     fusion: str
 
     @property
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> FusionResult:
         return self.result.fusions[self.fusion]
 
     @property
     def accuracy(self) -> float:
-        return float(self.metrics["accuracy"])
+        return self.metrics.accuracy
 
     @property
     def peak(self) -> float:
-        return max(float(point["accuracy"]) for point in self.metrics["history"])
+        return max(point.accuracy for point in self.metrics.history)
+
+    def diagnostic(self, name: str) -> float | None:
+        """A measure of the uploads' geometry; None where the run has none."""
+        measured = self.result.content.diagnostics
+        return None if measured is None else measured.figure(name)
 
     def traces(self) -> list[tuple[int, Trace]]:
         files = RunFiles(self.result.folder)
-        return [(client, files.client(client).read_trace()) for client in self.result.content["fused_clients"]]
+        return [(client, files.client(client).read_trace()) for client in self.result.content.fused_clients]
 
     def answers(self) -> Any:
         return read_answers(self.result.folder, self.fusion)
@@ -79,7 +84,8 @@ class Findings:
             cell = self.plan.cell(place, wanted.arm, seed)
             result = self.result(cell)
             spec = next(spec for spec in cell.experiment.fusions if spec["name"] == wanted.fusion)
-            if result is not None and made_with(result.fusions.get(wanted.fusion, {}), spec):
+            metrics = None if result is None else result.fusions.get(wanted.fusion)
+            if result is not None and metrics is not None and metrics.made_with(spec):
                 found.append(Finished(seed, cell, result, wanted.fusion))
         return found
 

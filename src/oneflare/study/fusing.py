@@ -8,37 +8,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
-from oneflare.core.files import digest_of, exclusive, read_json, write_json
+from oneflare.core.files import digest_of, exclusive, write_json
+from oneflare.core.records import record_to_dict
 from oneflare.core.stopping import UNCHANGED, on_stop
 from oneflare.errors import ConfigError, OneFlareError, RunError
 from oneflare.fusion import (
     FUSIONS,
-    GlobalModel,
+    Fused,
     MemberModel,
     UploadSet,
+    Workspace,
     build_fusion,
     check_needs,
     load_model,
-    logits_of_all,
-    made_by,
-    made_with,
 )
 from oneflare.fusion.membership import Membership
-from oneflare.fusion.workspace import Workspace
-from oneflare.metrics import retention, score
+from oneflare.metrics import TimedFusion, fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.engines.measure import measure
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.kept import diagnose_into, warn_if_outdated
+from oneflare.simulation.results import DiagnosticsResult, FusionResult
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
 from oneflare.upload.evidence import EVIDENCE
 
-STAMP = "measured"
-"""in metrics.json: of which uploads and options the costs are"""
 FIGURES = (
     "accuracy", "balanced_accuracy", "worst_class", "calibration_error", "parameters", "forward_passes",
     "fuse_seconds", "fuse_cpu_seconds", "peak_memory_bytes", "needed_bytes",
@@ -64,11 +63,11 @@ class RunBench:
     folder: Path
     experiment: Experiment
     clients: tuple[int, ...]
-    fusions: dict[str, dict[str, Any]]
-    """name -> metrics"""
+    fusions: dict[str, FusionResult]
+    """by name"""
     left_out: dict[str, str]
     """name -> why"""
-    diagnostics: dict[str, Any] | None = None
+    diagnostics: DiagnosticsResult | None = None
 
 
 @dataclass(frozen=True)
@@ -119,12 +118,12 @@ class BenchTable:
 
     def figure(self, name: str, key: str) -> Spread | None:
         """None where a run could not measure it."""
-        values = [run.fusions[name].get(key) for run in self.runs]
-        return None if any(value is None for value in values) else Spread(tuple(float(value) for value in values))  # type: ignore[arg-type]
+        values = [getattr(run.fusions[name], key) for run in self.runs]
+        return None if any(value is None for value in values) else Spread(tuple(float(value) for value in values))
 
     def difference(self, name: str) -> Spread:
         """Accuracy minus the first fusion's, seed by seed."""
-        pairs = ((run.fusions[name]["accuracy"], run.fusions[self.names[0]]["accuracy"]) for run in self.runs)
+        pairs = ((run.fusions[name].accuracy, run.fusions[self.names[0]].accuracy) for run in self.runs)
         return Spread(tuple(own - first for own, first in pairs))
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,7 +143,7 @@ class BenchTable:
             "first": self.first,
             "fusions": fusions,
             "left_out": self.left_out,
-            "diagnostics": [run.diagnostics for run in self.runs],
+            "diagnostics": [None if run.diagnostics is None else run.diagnostics.to_dict() for run in self.runs],
         }
 
 
@@ -208,7 +207,7 @@ def bench_run(
         uploads = membership.apply(uploads)
         files = RunFiles(membership.folder(folder, uploads))
         specs = _specs(federation.experiment, names)
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, FusionResult] = {}
         left_out: dict[str, str] = {}
         fresh: list[dict[str, Any]] = []
         for spec in specs:
@@ -218,21 +217,21 @@ def bench_run(
             if reason is not None:
                 left_out[spec["name"]] = reason
             elif _complete(files, spec, uploads):
-                found[spec["name"]] = read_json(files.metrics(spec["name"]))
+                found[spec["name"]] = FusionResult.read(files.metrics(spec["name"]))
             else:
                 fresh.append(spec)
-        costs: dict[str, dict[str, Any]] = {}
+        measured: list[Measured] = []
         for number, spec in enumerate(fresh, start=1):
             warn_if_outdated(files.metrics(spec["name"]), spec, observer)
             observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
             try:
-                costs[spec["name"]] = _fuse(spec, uploads, files)
+                measured.append(_fuse(spec, uploads, files, federation.encoder))
             except OneFlareError as error:
                 if names is not None:
                     raise
                 left_out[spec["name"]] = str(error)
-        observer.stage(f"measuring {len(costs)} models")
-        found |= _evaluate(federation, uploads, files, {spec["name"]: spec for spec in specs}, costs)
+        observer.stage(f"measuring {len(measured)} models")
+        found |= _evaluate(federation, uploads, files, measured)
         geometry = _geometry(federation, uploads, files) if diagnostics else None
         if not membership.unchanged:
             write_json(
@@ -282,72 +281,68 @@ def _complete(files: RunFiles, spec: Mapping[str, Any], uploads: UploadSet) -> b
     path = files.metrics(spec["name"])
     if not path.exists() or not files.model(spec["name"]).exists():
         return False
-    metrics = read_json(path)
-    return metrics.get(STAMP) == _stamp(spec, uploads) and made_with(metrics, spec)
+    metrics = FusionResult.read(path)
+    return metrics.measured == _stamp(spec, uploads) and metrics.made_with(spec)
 
 
-def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
-    """Write the model; what that cost."""
+@dataclass(frozen=True)
+class Measured:
+    """A fusion that was made in a process of its own, with what that took."""
+
+    made: TimedFusion
+    cost: dict[str, Any]
+    """fields of `metrics.json`"""
+
+
+def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder: nn.Module | None) -> Measured:
+    """Fuse in a process of its own, which writes the model, and read it back here."""
     fusion = build_fusion(spec)
     path = files.model(spec["name"])
     workspace = Workspace(files.fusion_checkpoint(spec["name"]))
-    cost = measure(
-        lambda: fusion.fuse_in(uploads, workspace),
-        lambda model: model.save(path, embed=False),
-        rehearse=not fusion.trains,
-    )
+
+    def keep(made: TimedFusion) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is said beside the model is sent here, the model goes into its file."""
+        fused = made.fused
+        fused.model.save(path, embed=False)
+        said = {"notes": fused.notes, "suspects": fused.suspects, "seconds_before": fused.seconds_before}
+        return said, dict(made.origin)
+
+    cost, (said, origin) = measure(lambda: fuse_timed(spec, uploads, workspace), keep, rehearse=not fusion.trains)
     workspace.discard()
-    return {
-        "fuse_seconds": cost.seconds,
-        "fuse_cpu_seconds": cost.cpu_seconds,
-        "peak_memory_bytes": cost.peak_memory_bytes,
-        "needed_bytes": sum(upload.needed_bytes(fusion.needs) for upload in uploads),
-        STAMP: _stamp(spec, uploads),
-    }
+    model = load_model(path, encoder)
+    if isinstance(model, MemberModel):
+        model.encoder = uploads.scratch  # one for all models
+    fused = Fused(model, **said)
+    return Measured(
+        TimedFusion(spec, fused, fused.seconds_before + cost.seconds, origin),
+        {
+            "fuse_cpu_seconds": cost.cpu_seconds,
+            "peak_memory_bytes": cost.peak_memory_bytes,
+            "needed_bytes": sum(upload.needed_bytes(fusion.needs) for upload in uploads),
+            "measured": _stamp(spec, uploads),
+        },
+    )
 
 
 def _evaluate(
-    federation: Simulation,
-    uploads: UploadSet,
-    files: RunFiles,
-    specs: Mapping[str, Mapping[str, Any]],
-    costs: Mapping[str, Mapping[str, Any]],
-) -> dict[str, dict[str, Any]]:
-    """Metrics of the models just written; those that ask every client's encoder share one pass of each."""
-    test = federation.dataset.test
-    members: dict[str, GlobalModel] = {}
-    logits, sizes = {}, {}
-    for name in costs:
-        model = load_model(files.model(name), federation.encoder)
-        sizes[name] = model.cost
-        if isinstance(model, MemberModel):
-            model.encoder = uploads.scratch
-            members[name] = model
-        else:
-            logits[name] = model.logits(test.images)
-    logits |= logits_of_all(members, test.images)
+    federation: Simulation, uploads: UploadSet, files: RunFiles, measured: Sequence[Measured]
+) -> dict[str, FusionResult]:
+    """Metrics of the models just written, kept beside them, by fusion."""
     found = {}
-    for name, cost in costs.items():
-        metrics = score(logits[name], test.labels).to_dict() | {
-            "parameters": sizes[name].parameters,
-            "forward_passes": sizes[name].forward_passes,
-            **cost,
-        }
-        teacher = build_fusion(specs[name]).teacher
-        if teacher is not None:
-            master = build_fusion(teacher).fuse(uploads)
-            kept = retention(logits[name], master.logits(test.images), test.labels, sizes[name], master.cost)
-            metrics["teacher"] = {"name": teacher["name"], **kept.to_dict()}
-        last = {"epoch": federation.experiment.epochs, "accuracy": metrics["accuracy"]}
-        path = files.metrics(name)
-        before = read_json(path) if path.exists() else {}
-        history = before["history"][:-1] if made_with(before, specs[name]) else []
-        found[name] = metrics | made_by(specs[name]) | {"history": [*history, last]}
-        write_json(path, found[name])
+    scored = score_all([one.made for one in measured], uploads, federation.dataset.test)
+    for one, evaluation in zip(measured, scored, strict=True):
+        path = files.metrics(evaluation.name)
+        before = FusionResult.read(path) if path.exists() else None
+        history = before.history[:-1] if before is not None and before.made_with(one.made.spec) else ()
+        last = {"epoch": federation.experiment.epochs, "accuracy": evaluation.scores.accuracy}
+        points = [*map(record_to_dict, history), last]
+        content = evaluation.to_dict() | one.cost | {"history": points}
+        found[evaluation.name] = FusionResult.from_dict(content, str(path))
+        found[evaluation.name].write(path)
     return found
 
 
-def _geometry(federation: Simulation, uploads: UploadSet, files: RunFiles) -> dict[str, Any]:
+def _geometry(federation: Simulation, uploads: UploadSet, files: RunFiles) -> DiagnosticsResult:
     """Neural collapse, CKA, cosines and distances of these members; kept beside their fusions."""
     if not federation.contract.deep:
         raise RunError(f"{files.folder} has no trained networks to diagnose; use a method that trains")

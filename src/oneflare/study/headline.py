@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from oneflare.core.files import read_json, write_text
+from oneflare.core.files import write_text
 from oneflare.errors import ConfigError
 from oneflare.study.declare import declared
 from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
+from oneflare.study.records import StudyResult
 
 START = "<!-- figures: written by `make headline` from results/, not by hand -->"
 END = "<!-- end of figures -->"
@@ -28,13 +28,12 @@ MEASURED_AGAIN = (
 )
 
 
-def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> Mapping[str, Any] | None:
+def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> StudyResult | None:
     """At the largest scale that was run."""
     for scale in scales:
         path = results / study / f"{scale}.json"
         if path.exists():
-            content: Mapping[str, Any] = read_json(path)
-            return content
+            return StudyResult.read(path)
     return None
 
 
@@ -43,22 +42,21 @@ def headline(results: Path) -> str:
     content = best_results(results, "table1")
     if content is None:
         return MEASURED_AGAIN
-    cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
-    seeds = len(content["seeds"])
+    seeds = len(content.seeds)
     lines = [
         f"Test accuracy in per cent after one upload per client, mean ± deviation over {seeds} seeds on shared "
-        f"partitions, 5 clients. Scale `{content['scale']}`: {content['scale_summary']}. "
-        f"[All figures](results/table1/{content['scale']}.md)",
+        f"partitions, 5 clients. Scale `{content.scale}`: {content.scale_summary}. "
+        f"[All figures](results/table1/{content.scale}.md)",
         "",
     ]
-    columns = ["method", "server", *(place_name(place) for place in content["places"])]
+    columns = ["method", "server", *(place_name(place) for place in content.places)]
     rows = [
         [
-            row["label"].removesuffix(f", {row['fusion']}"),
-            row["fusion"],
-            *(percent(cells[place["id"], row["id"]]) for place in content["places"]),
+            row.short_label,
+            row.fusion,
+            *(percent(content.cell(place.id, row.id)) for place in content.places),
         ]
-        for row in content["rows"]
+        for row in content.rows
     ]
     lines += table(columns, rows, words=2)
     return "\n".join([*lines, "", *_claims(results)])
@@ -70,12 +68,10 @@ def _claims(results: Path) -> list[str]:
         content = best_results(results, study, JUDGING)
         if content is None:
             continue
-        link = f"results/{study}/{content['scale']}.md"
-        for claim in content["claims"]:
-            name = claim["id"] if claim["id"].startswith(("C", "ours")) else f"{study}: {claim['id']}"
-            rows.append(
-                [f"[{name}]({link})", claim["text"], claim["verdict"], claim["log"] or MISSING, content["scale"]]
-            )
+        link = f"results/{study}/{content.scale}.md"
+        for claim in content.claims:
+            name = claim.id if claim.id.startswith(("C", "ours")) else f"{study}: {claim.id}"
+            rows.append([f"[{name}]({link})", claim.text, claim.verdict, claim.log or MISSING, content.scale])
     if not rows:
         return []
     return [
@@ -99,7 +95,7 @@ def main(readme: str = "README.md", results: str = "results") -> None:
         for scale in SCALES:
             source = Path(results) / study / f"{scale}.json"
             if source.exists():
-                write_text(source.with_suffix(".md"), to_markdown(read_json(source)))
+                write_text(source.with_suffix(".md"), to_markdown(StudyResult.read(source)))
     path = Path(readme)
     write_text(path, with_headline(path.read_text(), Path(results)))
     print(f"written: {path}", file=sys.stderr)

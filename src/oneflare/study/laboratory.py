@@ -18,7 +18,7 @@ def traces(comparison: Comparison, method: str) -> Iterator[Trace]:
     """One per seed and client."""
     for result in comparison.results[method]:
         files = RunFiles(result.folder)
-        for client in result.content["fused_clients"]:
+        for client in result.content.fused_clients:
             yield files.client(client).read_trace()
 
 

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from oneflare.study.records import CellResult, DifferenceResult, PlaceResult, StatementResult, StudyResult
 
 MISSING = "–"
 
 
-def percent(cell: Mapping[str, Any]) -> str:
+def percent(cell: CellResult) -> str:
     """`40.6 ± 1.2`, or a dash"""
-    if cell["mean"] is None:
+    if cell.mean is None:
         return MISSING
-    text = f"{100 * cell['mean']:.1f}"
-    if cell["std"] is not None:
-        text += f" ± {100 * cell['std']:.1f}"
-    return text + (f" ({len(cell['seeds'])} seeds)" if cell["missing"] else "")
+    text = f"{100 * cell.mean:.1f}"
+    if cell.std is not None:
+        text += f" ± {100 * cell.std:.1f}"
+    return text + (f" ({len(cell.seeds)} seeds)" if cell.missing else "")
 
 
-def points(difference: Mapping[str, Any] | None) -> str:
+def points(difference: DifferenceResult | None) -> str:
     """`+1.2 [-0.3, +2.8]`"""
     if difference is None:
         return ""
-    text = f"{100 * difference['mean']:+.1f}"
-    if difference["interval"] is not None:
-        low, high = difference["interval"]
+    text = f"{100 * difference.mean:+.1f}"
+    if difference.interval is not None:
+        low, high = difference.interval
         text += f" [{100 * low:+.1f}, {100 * high:+.1f}]"
     return text
 
@@ -35,95 +36,94 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> 
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def place_name(place: Mapping[str, Any]) -> str:
-    clients = "" if place["clients"] == 5 else f", {place['clients']} clients"
-    return f"{place['data']}, alpha {place['alpha']:g}{clients}"
+def place_name(place: PlaceResult) -> str:
+    clients = "" if place.clients == 5 else f", {place.clients} clients"
+    return f"{place.data}, alpha {place.alpha:g}{clients}"
 
 
-def to_markdown(content: Mapping[str, Any]) -> str:
-    cells = {(cell["place"], cell["row"]): cell for cell in content["cells"]}
-    baseline = next(row["label"] for row in content["rows"] if row["id"] == content["baseline"])
-    seeds = len(content["seeds"])
+def to_markdown(content: StudyResult) -> str:
+    baseline = content.row(content.baseline).label
+    seeds = len(content.seeds)
     spread = "mean ± deviation over seeds" if seeds > 1 else "of the one seed"
     lines = [
-        f"# {content['title']}",
+        f"# {content.title}",
         "",
-        content["question"],
+        content.question,
         "",
-        f"Scale `{content['scale']}`: {content['scale_summary']}. {seeds} seed{'s' if seeds > 1 else ''} on shared "
-        f"partitions; {content['provenance']['train_seconds']:.0f} s of training over all clients. Test accuracy in "
+        f"Scale `{content.scale}`: {content.scale_summary}. {seeds} seed{'s' if seeds > 1 else ''} on shared "
+        f"partitions; {content.provenance.train_seconds:.0f} s of training over all clients. Test accuracy in "
         f"per cent, {spread}, at the end of training; in brackets the 95 % bootstrap interval of the paired "
         f"difference.",
     ]
-    if not content["complete"]:
+    if not content.complete:
         lines += ["", "**Not complete**: some cells have not been run."]
     lines += _verdicts(content)
-    for place in content["places"]:
+    for place in content.places:
         lines += ["", f"## {place_name(place)}", ""]
-        lines += _place(content, [cells[place["id"], row["id"]] for row in content["rows"]], baseline)
+        lines += _place(content, [content.cell(place.id, row.id) for row in content.rows], baseline)
     lines += _log(content)
-    if content["note"]:
-        lines += ["", content["note"]]
-    if content["claims"]:
-        lines += ["", "## The rule", "", content["rule"]]
+    if content.note:
+        lines += ["", content.note]
+    if content.claims:
+        lines += ["", "## The rule", "", content.rule]
     return "\n".join(lines) + "\n"
 
 
-def _place(content: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
-    aligned = any(cell["lambda"] for cell in cells)
+def _place(content: StudyResult, cells: Sequence[CellResult], baseline: str) -> list[str]:
+    aligned = any(cell.lambda_ for cell in cells)
     columns = ["method", "server", "accuracy %", f"difference to {baseline}", "peak over checkpoints %", "g_protos_std"]
     columns += ["largest raw lambda"] if aligned else []
     rows = []
-    for row, cell in zip(content["rows"], cells, strict=True):
-        peak = MISSING if cell["peak"] is None else f"{100 * cell['peak']['mean']:.1f}"
+    for row, cell in zip(content.rows, cells, strict=True):
+        peak = MISSING if cell.peak is None else f"{100 * cell.peak.mean:.1f}"
         spread = MISSING
-        if cell["diagnostics"] is not None:
-            values = cell["diagnostics"]["g_protos_std"]
+        if cell.diagnostics is not None:
+            values = cell.diagnostics["g_protos_std"]
             spread = f"{sum(values) / len(values):.3f}"
         line = [
-            row["label"].removesuffix(f", {row['fusion']}"),
-            row["fusion"],
+            row.short_label,
+            row.fusion,
             percent(cell),
-            points(cell["difference"]),
+            points(cell.difference),
         ]
         line += [peak, spread]
         if aligned:
-            line.append(MISSING if cell["lambda"] is None else f"{max(cell['lambda']['largest_raw']):.4g}")
+            line.append(MISSING if cell.lambda_ is None else f"{max(cell.lambda_.largest_raw):.4g}")
         rows.append(line)
     return table(columns, rows, words=2)
 
 
-def _verdicts(content: Mapping[str, Any]) -> list[str]:
-    if not content["claims"]:
+def _verdicts(content: StudyResult) -> list[str]:
+    if not content.claims:
         return []
     lines = ["", "## Claims"]
-    for claim in content["claims"]:
-        lines += ["", f"**{claim['id']}: {claim['verdict']}.** {claim['text']}."]
-        if claim["log"]:
-            lines += [f"The log: {claim['log']}."]
+    for claim in content.claims:
+        lines += ["", f"**{claim.id}: {claim.verdict}.** {claim.text}."]
+        if claim.log:
+            lines += [f"The log: {claim.log}."]
         lines += [""]
-        lines += [f"- {_tested(test)}" for test in claim["tests"]]
+        lines += [f"- {_tested(test)}" for test in claim.tests]
     return lines
 
 
-def _tested(test: Mapping[str, Any]) -> str:
-    text = f"{test['verdict']}, {test['place']}: {test['text']}"
-    if not test["values"]:
+def _tested(test: StatementResult) -> str:
+    text = f"{test.verdict}, {test.place}: {test.text}"
+    if not test.values:
         return text + "; not run"
-    unit = f" {test['unit']}" if test["unit"] else ""
-    text += f"; by seed {', '.join(f'{value:.3g}' for value in test['values'])}{unit}"
-    if test["interval"] is not None:
-        low, high = test["interval"]
-        text += f", mean {test['mean']:.3g} in [{low:.3g}, {high:.3g}], p = {test['p_value']:.2g}"
+    unit = f" {test.unit}" if test.unit else ""
+    text += f"; by seed {', '.join(f'{value:.3g}' for value in test.values)}{unit}"
+    if test.interval is not None:
+        low, high = test.interval
+        text += f", mean {test.mean:.3g} in [{low:.3g}, {high:.3g}], p = {test.p_value:.2g}"
     return text
 
 
-def _log(content: Mapping[str, Any]) -> list[str]:
-    if not content["log"]:
+def _log(content: StudyResult) -> list[str]:
+    if not content.log:
         return []
-    labels = {row["id"]: row["label"] for row in content["rows"]}
+    labels = {row.id: row.label for row in content.rows}
     lines = ["", "## The log's figures", "", "One run each, other settings than ours: beside, not against them.", ""]
-    for reference in content["log"]:
-        values = ", ".join(f"{labels.get(row, row)} {value}" for row, value in reference["values"].items())
-        lines.append(f"- {reference['settings']}: {values}")
+    for reference in content.log:
+        values = ", ".join(f"{labels.get(row, row)} {value}" for row, value in reference.values.items())
+        lines.append(f"- {reference.settings}: {values}")
     return lines

@@ -123,7 +123,7 @@ def run_study(
         claims += [claim(comparison) for claim in block.claims]
         for method, results in comparison.results.items():
             runs[f"{block.name}/{method}"] = [str(result.folder) for result in results]
-            train_seconds += sum(result.content["cost"]["train_seconds"] for result in results)
+            train_seconds += sum(result.content.cost.train_seconds for result in results)
         settings[block.name] = merge(block.settings, layer)
     findings = Findings(
         study.name,

@@ -13,6 +13,8 @@ A convolution is the same W at every place t of the image, a_t the patch there.
     fisher        F = E[(dl/dw)^2] for every weight w (diagonal empirical Fisher)
     gram          A = E[sum_t a_t a_t^T] of every linear map: X^T X / n
     kronecker     A, and G = E[mean_t g_t g_t^T] with g_t = dl/ds_t: F of a layer is about A (x) G (K-FAC)
+    density       of u = root(f(x)), the signed square root of the raw feature: the mean of each class `(C, d)`, the
+                  covariance within classes, and mean and covariance over background images (`client.background`)
 
 Symmetric matrices travel as their upper triangle, so whoever has `kronecker` also has `gram`.
 """
@@ -33,16 +35,27 @@ EVIDENCE = {
     "fisher": "diagonal empirical Fisher information of the weights",
     "gram": "second moments of what enters every linear map",
     "kronecker": "Kronecker factors of every linear map's Fisher information",
+    "density": "class means and covariance of the features, and the same of destroyed images",
 }
 IMPLIED = {"kronecker": "gram"}
 """what comes with it"""
 
-LABELLED = ("class_means", "fisher", "kronecker")
+LABELLED = ("class_means", "fisher", "kronecker", "density")
 """what is measured with the images' labels, so that it tells which classes there are"""
 
 MEAN, VARIANCE, CLASS_MEANS = "moments.mean", "moments.variance", "class_means"
 FISHER, INPUTS, GRADIENTS = "fisher.", "inputs.", "gradients."
-FIELDS = {"moments.": "moments", CLASS_MEANS: CLASS_MEANS, FISHER: "fisher", INPUTS: "gram", GRADIENTS: "kronecker"}
+DENSITY = "density."
+DENSITY_MEANS, WITHIN = "density.means", "density.within"
+BACKGROUND_MEAN, BACKGROUND = "density.background_mean", "density.background"
+FIELDS = {
+    "moments.": "moments",
+    CLASS_MEANS: CLASS_MEANS,
+    FISHER: "fisher",
+    INPUTS: "gram",
+    GRADIENTS: "kronecker",
+    DENSITY: "density",
+}
 """how tensors' names begin -> the evidence they are part of"""
 HEAD = "prototypes"
 SLACK = 1e-3
@@ -107,6 +120,9 @@ def layout(network: PrototypeNetwork, names: Iterable[str]) -> dict[str, tuple[i
         shapes[CLASS_MEANS] = (classes, dim)
     if "fisher" in offered:
         shapes |= {FISHER + name: tuple(tensor.shape) for name, tensor in network.named_parameters()}
+    if "density" in offered:
+        triangular = (triangle_size(dim),)
+        shapes |= {DENSITY_MEANS: (classes, dim), WITHIN: triangular, BACKGROUND_MEAN: (dim,), BACKGROUND: triangular}
     for name, module in linear_maps(network).items():
         outputs, inputs = map_shape(network, module)
         if "gram" in offered:
@@ -124,6 +140,8 @@ def unpack_symmetric(values: Tensor) -> Tensor:
     return symmetric(upper)
 
 
+ROOT_LIMIT = 1e3
+"""largest entry of the root of a feature: no entry of an honest network's feature is beyond its square"""
 MOST = {FISHER + HEAD: 1.0, INPUTS + HEAD: 1.0, GRADIENTS + HEAD: 2.0}
 """Largest number, or sum of the diagonal: features z have length one, and |p - y|^2 <= 2 for probabilities p."""
 
@@ -134,8 +152,10 @@ def complaint(tensors: Mapping[str, Tensor], counts: Tensor | None) -> str | Non
     The values are known to be finite. counts: of the classes, or None where they were withheld.
     """
     for name, tensor in tensors.items():
-        if name.startswith((INPUTS, GRADIENTS)):
+        if name.startswith((INPUTS, GRADIENTS)) or name in (WITHIN, BACKGROUND):
             reason = _factor_complaint(unpack_symmetric(tensor), MOST.get(name))
+        elif name in (DENSITY_MEANS, BACKGROUND_MEAN):
+            reason = _too_large(float(tensor.abs().max()), ROOT_LIMIT)
         elif name == VARIANCE or name.startswith(FISHER):
             negative = bool((tensor < 0).any())
             reason = "has a negative number" if negative else _too_large(float(tensor.max()), MOST.get(name))
@@ -144,8 +164,9 @@ def complaint(tensors: Mapping[str, Tensor], counts: Tensor | None) -> str | Non
             reason = "is longer than a mean of unit features can be" if longest > 1 + SLACK else None
         if reason is not None:
             return f"{name} {reason}"
-    if CLASS_MEANS in tensors and counts is not None and bool((tensors[CLASS_MEANS][counts == 0] != 0).any()):
-        return f"{CLASS_MEANS} has a mean of a class without images"
+    for name in {CLASS_MEANS, DENSITY_MEANS} & set(tensors):
+        if counts is not None and bool((tensors[name][counts == 0] != 0).any()):
+            return f"{name} has a mean of a class without images"
     if MEAN in tensors and VARIANCE in tensors:
         square = float(tensors[MEAN].double().square().sum() + tensors[VARIANCE].double().sum())
         if square > 1 + SLACK:
@@ -172,4 +193,4 @@ def _factor_complaint(matrix: Tensor, most: float | None) -> str | None:
 def _too_large(value: float, most: float | None) -> str | None:
     if most is None or value <= (1 + SLACK) * most:
         return None
-    return f"reaches {value:.3g}, where features of length one allow {most:g}"
+    return f"reaches {value:.3g}, where honest features allow {most:g}"

@@ -21,7 +21,7 @@ from oneflare.core.files import write_bytes, write_json  # noqa: E402
 from oneflare.data.local import read_local  # noqa: E402
 from oneflare.errors import ConfigError, OneFlareError, RunError, UploadError, did_you_mean  # noqa: E402
 from oneflare.federation.charter import Charter, read_charter, short  # noqa: E402
-from oneflare.federation.coordinator import Fused, Rules, fuse_federation  # noqa: E402
+from oneflare.federation.coordinator import FusedFederation, Rules, fuse_federation  # noqa: E402
 from oneflare.federation.flower.nodes import read_nodes  # noqa: E402
 from oneflare.federation.intake import Intake, take_in  # noqa: E402
 from oneflare.federation.page import write_card, write_federation_page  # noqa: E402
@@ -102,7 +102,7 @@ class Settings:
         )
 
 
-def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> Fused:
+def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> FusedFederation:
     """Ask the members' nodes for their uploads; fuse those that are good with the files that were taken in before.
 
     Who is not in, and why, is said and written down.

@@ -8,9 +8,14 @@ import torch
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.analytic.discriminant import solve
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
+from oneflare.fusion.density.ratio import believed_counts, densities
 from oneflare.fusion.trust.sums import doubtful_sums
+from oneflare.fusion.trust.suspects import COUNT_CAP
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
+from oneflare.models.members import Rule
+from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
 
 
@@ -30,29 +35,47 @@ class Analytic(Fusion):
         self.ridge = ridge
         self.leave_out = leave_out
 
-    def fuse(self, uploads: UploadSet) -> AnalyticModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        model, suspects = self.solved(uploads)
+        return Fused(model, suspects=suspects)
+
+    def solved(self, uploads: UploadSet) -> tuple[AnalyticModel, tuple[Suspect, ...]]:
+        """The model, and the members whose class means are others'."""
         total = uploads.statistics()
         doubtful = doubtful_sums(uploads)
-        what = " and is left out" if self.leave_out else ""
-        self.remarks = tuple(f"client {client} is suspect{what}: {reason}" for client, reason in doubtful.items())
-        if self.leave_out and doubtful:
+        if self.leave_out:
             for upload in uploads:
                 if upload.client in doubtful:
                     total = total - upload.statistics()
-        solved = solve(total, kind=self.solver, ridge=self.ridge)
-        return AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, solved.weight, solved.bias)
+        found = solve(total, kind=self.solver, ridge=self.ridge)
+        model = AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, found.weight, found.bias)
+        treatment: Treatment = "left out" if self.leave_out else "kept"
+        return model, tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
 
 
 @FUSIONS.register("flare_analytic")
 class FlareAnalytic(Fusion):
-    """the analytic posterior, corrected by what each client's network knows among the classes it has seen"""
+    """the analytic posterior, corroborated by every client's network as far as it knows an image
 
-    needs = frozenset({"weights", "prototypes", "counts", "statistics", "calibration"})
+    networks=density: log p_c + log softmax(score)_c, with the scores of `density_ratio`. networks=redistribution: a
+    client moves probability only among the classes it has seen, as far as images that it kept back say that it may be
+    trusted (train.holdout).
+    """
 
-    def fuse(self, uploads: UploadSet) -> AnalyticMemberModel:
+    needs = frozenset({"weights", "prototypes", "counts", "statistics"})
+
+    def __init__(self, *, networks: Literal["density", "redistribution"] = "density") -> None:
+        self.networks = networks
+        self.needs = self.needs | {"density" if networks == "density" else "calibration"}
+
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        analytic, suspects = Analytic().solved(uploads)
+        members = uploads.members(self._rule(uploads))
+        model = AnalyticMemberModel(uploads.task, members.members, members.rule, members.encoder, analytic)
+        return Fused(model, suspects=suspects)
+
+    def _rule(self, uploads: UploadSet) -> Rule:
+        if self.networks == "density":
+            return Corroboration.of(*densities(uploads, believed_counts(uploads, COUNT_CAP)))
         trust = torch.tensor([upload.trust or 0.0 for upload in uploads])
-        members = uploads.members(Redistribution.of(uploads.counts, trust, uploads.prototypes))
-        sums = Analytic()
-        analytic = sums.fuse(uploads)
-        self.remarks = sums.remarks
-        return AnalyticMemberModel(uploads.task, members.members, members.rule, members.encoder, analytic)
+        return Redistribution.of(uploads.counts, trust, uploads.prototypes)

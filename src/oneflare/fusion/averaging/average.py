@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.base import SingleModel
 from oneflare.upload import Upload
 
@@ -42,5 +43,5 @@ class Average(Fusion):
 
     single_network = True
 
-    def fuse(self, uploads: UploadSet) -> SingleModel:
-        return single_model(uploads, size_average(uploads))
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        return Fused(single_model(uploads, size_average(uploads)))

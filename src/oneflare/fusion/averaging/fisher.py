@@ -6,8 +6,8 @@ from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.averaging.average import full_state, single_model, size_average
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
-from oneflare.models.base import SingleModel
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.upload.evidence import FISHER
 
 
@@ -28,7 +28,7 @@ class FisherMean(Fusion):
             raise ConfigError(f"fusion fisher.damping: must be greater than 0 (got {damping})")
         self.damping = damping
 
-    def fuse(self, uploads: UploadSet) -> SingleModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         weighted: dict[str, Tensor] = {}
         weights: dict[str, Tensor] = {}
         for share, upload in zip(uploads.size_weights, uploads, strict=True):
@@ -39,4 +39,4 @@ class FisherMean(Fusion):
                 weighted[name] = weighted.get(name, 0) + weight * state[name]
                 weights[name] = weights.get(name, 0) + weight
         fused = {name: total / weights[name] for name, total in weighted.items()}
-        return single_model(uploads, size_average(uploads) | fused)
+        return Fused(single_model(uploads, size_average(uploads) | fused))

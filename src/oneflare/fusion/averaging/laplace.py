@@ -10,8 +10,8 @@ from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.averaging.average import full_state, single_model, size_average
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
-from oneflare.models.base import SingleModel
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.upload import Upload
 from oneflare.upload.evidence import GRADIENTS, INPUTS, linear_maps, map_matrix, map_state, unpack_symmetric
 
@@ -112,7 +112,7 @@ class Laplace(Fusion):
             raise ConfigError(f"fusion laplace.damping: must be greater than 0 (got {damping})")
         self.damping = damping
 
-    def fuse(self, uploads: UploadSet) -> SingleModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         shares = uploads.size_weights.tolist()
         right: dict[str, Tensor] = {}
         for share, upload in zip(shares, uploads, strict=True):
@@ -131,7 +131,7 @@ class Laplace(Fusion):
                         precision.check()
                 raise
             fused |= map_state(solved, name, fused)
-        return single_model(uploads, fused)
+        return Fused(single_model(uploads, fused))
 
     def precision(self, upload: Upload, name: str, share: float) -> Precision:
         inputs, gradients = (

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.averaging.channels import FIXED, PROTOTYPES, Channels
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.base import SingleModel
 from oneflare.upload import Upload
 
@@ -114,7 +115,7 @@ class TransportFusion(Fusion):
             raise ConfigError(f"fusion otfusion.sweeps: must be at least 0 (got {sweeps})")
         self.sweeps = sweeps
 
-    def fuse(self, uploads: UploadSet) -> SingleModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         network = copy.deepcopy(uploads.template)
         channels = Channels(network.encoder)
         parameters = {name for name, _ in network.encoder.named_parameters()}
@@ -135,7 +136,7 @@ class TransportFusion(Fusion):
             network.prototypes.copy_(total.pop(PROTOTYPES))
             for name, tensor in network.encoder.state_dict().items():
                 tensor.copy_(total[name])
-        return SingleModel(uploads.task, network)
+        return Fused(SingleModel(uploads.task, network))
 
 
 def _state(upload: Upload) -> State:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.averaging.average import full_state, single_model, size_average
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
-from oneflare.models.base import SingleModel
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.upload.evidence import INPUTS, linear_maps, map_matrix, map_state, unpack_symmetric
 
 TINY = 1e-20
@@ -68,7 +68,7 @@ class RegMean(Fusion):
         self.scale = scale
         self.damping = damping
 
-    def fuse(self, uploads: UploadSet) -> SingleModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         regressions = {name: Regression(self.scale, self.damping) for name in linear_maps(uploads.template)}
         for share, upload in zip(uploads.size_weights.tolist(), uploads, strict=True):
             state, grams = full_state(upload), upload.evidence(INPUTS)
@@ -85,4 +85,4 @@ class RegMean(Fusion):
                         torch.linalg.cholesky(regression.term(gram, 1.0))
                 raise
             fused |= map_state(solved, name, fused)
-        return single_model(uploads, fused)
+        return Fused(single_model(uploads, fused))

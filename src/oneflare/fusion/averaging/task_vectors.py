@@ -16,7 +16,8 @@ from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
 from oneflare.errors import ConfigError
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.base import SingleModel
 
 
@@ -99,7 +100,7 @@ class TaskVectors(Fusion):
         del client
         return vector
 
-    def fuse(self, uploads: UploadSet) -> SingleModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         network = copy.deepcopy(uploads.template)
         names = [name for name, _ in network.encoder.named_parameters()]
         start = _flat(network.encoder.state_dict(), network.prototypes.detach(), names)
@@ -116,7 +117,7 @@ class TaskVectors(Fusion):
         for name, tensor in network.encoder.state_dict().items():
             if name in buffers:
                 tensor.copy_(buffers[name])
-        return SingleModel(uploads.task, network)
+        return Fused(SingleModel(uploads.task, network))
 
 
 def _flat(state: Mapping[str, Tensor], prototypes: Tensor, names: list[str]) -> Tensor:

@@ -114,7 +114,7 @@ class DatafreeTraining(StudentTraining):
     def __init__(self, fusion: Datafree, uploads: UploadSet) -> None:
         network = initial_student(uploads, fusion.start, fusion.seed)
         self.fusion = fusion
-        self.teacher = Teacher(build_fusion(fusion.teacher).fuse(uploads))
+        self.teacher = Teacher(build_fusion(fusion.teacher).fuse(uploads).model)
         # A mean of clients knows the statistics of real images, which invented ones would spoil.
         keep = fusion.start == "average"
         self.student = Student(network, uploads, fusion.lr, fusion.temperature, keep_statistics=keep)

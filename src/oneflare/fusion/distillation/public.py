@@ -16,10 +16,10 @@ from oneflare.core.schedules import build_schedule
 from oneflare.core.seeds import global_stream, torch_generator
 from oneflare.data.dataset import normalise, to_unit
 from oneflare.errors import ConfigError, RunError, UploadError
-from oneflare.fusion.averaging.average import Average
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet, build_fusion
-from oneflare.fusion.workspace import Workspace, carry_out
-from oneflare.models.base import GlobalModel, SingleModel
+from oneflare.fusion.averaging.average import single_model, size_average
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet, build_fusion
+from oneflare.fusion.workspace import QUIET, Workspace, carry_out
+from oneflare.models.base import SingleModel
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.hardware import one_thread
 from oneflare.nn.optimisers import Adam
@@ -46,7 +46,7 @@ def distillation_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0
 def initial_student(uploads: UploadSet, start: Start, seed: int) -> PrototypeNetwork:
     """`average`: the clients' mean, as FedDF starts; `fresh`: drawn anew from the seed, as DENSE starts."""
     if start == "average":
-        return Average().fuse(uploads).network
+        return single_model(uploads, size_average(uploads)).network
     network = copy.deepcopy(uploads.template)
     with global_stream(seed, "student"):
         for module in network.modules():
@@ -142,15 +142,12 @@ class Distillation(Fusion):
         self.needs = fusion.needs | {"weights", "prototypes"} | extra_needs
         self.seed = seed
 
-    def fuse(self, uploads: UploadSet) -> GlobalModel:
-        return self.fuse_in(uploads, Workspace())
-
-    def fuse_in(self, uploads: UploadSet, workspace: Workspace) -> GlobalModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         with one_thread():
             training = self.begin(uploads)
-            carry_out(training, self._key(uploads), workspace)
-        workspace.notes.update(training.notes())
-        return SingleModel(uploads.task, training.student.network.requires_grad_(False))
+            seconds_before = carry_out(training, self._key(uploads), workspace)
+        model = SingleModel(uploads.task, training.student.network.requires_grad_(False))
+        return Fused(model, training.notes(), seconds_before=seconds_before)
 
     def _key(self, uploads: UploadSet) -> str:
         """Names the work: options, uploads and public images."""
@@ -171,7 +168,7 @@ class PublicTraining(StudentTraining):
             raise UploadError("fusion distill_public needs public images; run with data.public=NUMBER")
         network = initial_student(uploads, fusion.start, fusion.seed)
         self.images = to_unit(uploads.public)
-        self.answers = build_fusion(fusion.teacher).fuse(uploads).logits(self.images)
+        self.answers = build_fusion(fusion.teacher).fuse(uploads).model.logits(self.images)
         self.student = Student(network, uploads, fusion.lr, fusion.temperature)
         self.seed, self.batch_size = fusion.seed, fusion.batch_size
         self.step, self.steps = 0, fusion.steps

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.features.sums import counted_prototypes
-from oneflare.models.members import MemberModel
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.moments import NearestMean, StandardisedSum
 from oneflare.nn import build_anchors
 from oneflare.upload.evidence import CLASS_MEANS, MEAN, VARIANCE
@@ -28,21 +28,20 @@ class Standardised(Fusion):
 
     needs = frozenset({"weights", "prototypes", "moments"})
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         moments = [upload.evidence("moments.") for upload in uploads]
         weights = uploads.size_weights.sqrt()
         targets = build_anchors(uploads.contract.anchors, len(uploads.contract.classes), uploads.contract.dim)
         if targets is None or not bool(targets.any()):
             targets = uploads.prototypes.mean(0)
         scale = uploads.prototypes.norm(dim=2).mean()
-        return uploads.members(
-            StandardisedSum(
-                (weights / weights.sum()).float(),
-                torch.stack([one[MEAN] for one in moments]),
-                torch.stack([(one[VARIANCE] + EPSILON).sqrt() for one in moments]),
-                scale * F.normalize(targets, dim=1),
-            )
+        rule = StandardisedSum(
+            (weights / weights.sum()).float(),
+            torch.stack([one[MEAN] for one in moments]),
+            torch.stack([(one[VARIANCE] + EPSILON).sqrt() for one in moments]),
+            scale * F.normalize(targets, dim=1),
         )
+        return Fused(uploads.members(rule))
 
 
 @FUSIONS.register("fedproto")
@@ -56,9 +55,9 @@ class FedProto(Fusion):
 
     needs = frozenset({"weights", "prototypes", "class_means", "counts"})
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         means = torch.stack([upload.evidence(CLASS_MEANS)[CLASS_MEANS] for upload in uploads])
         counts = uploads.counts
         fused = counted_prototypes(means, counts)
         squares = torch.where(counts.sum(0) > 0, fused.square().sum(1), NEVER)
-        return uploads.members(NearestMean(uploads.size_weights.float(), fused, squares.float()))
+        return Fused(uploads.members(NearestMean(uploads.size_weights.float(), fused, squares.float())))

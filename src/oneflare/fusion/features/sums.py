@@ -8,8 +8,8 @@ from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
 from oneflare.data import prepare
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
-from oneflare.models.members import MemberModel
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.sums import FeatureSum, InformativeSum
 
 NOISE_IMAGES = 64
@@ -42,8 +42,8 @@ class FeatureMean(Fusion):
     were trained on with longer features: the sum weighs members by how sure they are.
     """
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
-        return uploads.members(FeatureSum(uploads.size_weights.float(), uploads.prototypes.mean(0)))
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        return Fused(uploads.members(FeatureSum(uploads.size_weights.float(), uploads.prototypes.mean(0))))
 
 
 @FUSIONS.register("count_prototypes")
@@ -52,10 +52,10 @@ class CountPrototypes(Fusion):
 
     needs = frozenset({"weights", "prototypes", "counts"})
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         prototypes = F.normalize(counted_prototypes(uploads.prototypes, uploads.counts), dim=1)
         scale = uploads.prototypes.norm(dim=2).mean()
-        return uploads.members(FeatureSum(uploads.size_weights.float(), scale * prototypes))
+        return Fused(uploads.members(FeatureSum(uploads.size_weights.float(), scale * prototypes)))
 
 
 @FUSIONS.register("iffi")
@@ -65,14 +65,14 @@ class InformativeFusion(Fusion):
     def __init__(self, *, seed: int = 0) -> None:
         self.seed = seed
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
-        return uploads.members(InformativeSum(noise_features(uploads, self.seed), uploads.prototypes.mean(0)))
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        return Fused(uploads.members(InformativeSum(noise_features(uploads, self.seed), uploads.prototypes.mean(0))))
 
 
 @FUSIONS.register("iffi_released")
 class InformativeFusionReleased(Fusion):
     """the released code averages that weight over clients, which leaves an unweighted sum of raw features"""
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         weights = torch.full((len(uploads),), 1 / len(uploads))
-        return uploads.members(FeatureSum(weights, uploads.prototypes.mean(0)))
+        return Fused(uploads.members(FeatureSum(weights, uploads.prototypes.mean(0))))

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.errors import ConfigError
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
-from oneflare.models.members import MemberModel
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.sums import FeatureSum
 from oneflare.nn import ANCHORS
 from oneflare.nn.optimisers import SGD
@@ -74,11 +74,11 @@ class TrainablePrototypes(Fusion):
         if seen_only:
             self.needs = self.needs | {"counts"}
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         clients = uploads.prototypes
         counts = (uploads.counts > 0).float() if self.seen_only else torch.ones(clients.shape[:2])
         prototypes = self.optimise(clients, counts, etf_of(uploads))
-        return uploads.members(FeatureSum(uploads.size_weights.float(), prototypes))
+        return Fused(uploads.members(FeatureSum(uploads.size_weights.float(), prototypes)))
 
     def optimise(self, clients: Tensor, say: Tensor, target: Tensor) -> Tensor:
         """clients `(N, C, d)`, say `(N, C)`, target `(C, d)` -> `(C, d)`"""

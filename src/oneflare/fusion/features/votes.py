@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
-from oneflare.models.members import MemberModel
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.votes import ProbabilityMean
 
 
@@ -11,5 +11,5 @@ from oneflare.models.rules.votes import ProbabilityMean
 class Ensemble(Fusion):
     """mean of the clients' probabilities, weighted by client size"""
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
-        return uploads.members(ProbabilityMean(uploads.size_weights.float(), uploads.prototypes))
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        return Fused(uploads.members(ProbabilityMean(uploads.size_weights.float(), uploads.prototypes)))

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.errors import ConfigError
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.trust.probes import probe_features
-from oneflare.models.members import MemberModel
+from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.sums import BoundedFeatureSum
 from oneflare.models.rules.votes import ProbabilityMean
 
@@ -39,8 +39,8 @@ class ClassExperts(Fusion):
     def __init__(self, *, share: Literal["class", "client"] = "class") -> None:
         self.share: Literal["class", "client"] = share
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
-        return uploads.members(ProbabilityMean(expert_weights(uploads.counts, self.share), uploads.prototypes))
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        return Fused(uploads.members(ProbabilityMean(expert_weights(uploads.counts, self.share), uploads.prototypes)))
 
 
 def trimmed_mean(values: Tensor, weights: Tensor, trim: float) -> Tensor:
@@ -98,8 +98,8 @@ class MedianPrototypes(Fusion):
         self.trim = 0.5 if kind == "median" else trim
         self.weighted = weighted
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         prototypes = robust_prototypes(uploads.prototypes, uploads.counts, self.trim, weighted=self.weighted)
         scale = uploads.prototypes.norm(dim=2).median()
         weights = uploads.size_weights.float()
-        return uploads.members(BoundedFeatureSum.of(weights, scale * prototypes, probe_features(uploads)))
+        return Fused(uploads.members(BoundedFeatureSum.of(weights, scale * prototypes, probe_features(uploads))))

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.errors import ConfigError
-from oneflare.fusion.base import FUSIONS, Fusion, UploadSet
+from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, UploadSet
 from oneflare.fusion.features.sums import counted_prototypes
 from oneflare.fusion.trust.influence import capped_influence
 from oneflare.fusion.trust.probes import probe_features
 from oneflare.fusion.trust.sums import doubtful_sums, loud_evidence
-from oneflare.models.members import MemberModel, usable
+from oneflare.fusion.workspace import QUIET, Workspace
+from oneflare.models.members import usable
 from oneflare.models.rules.sums import BoundedFeatureSum
 from oneflare.nn import build_anchors
 
@@ -42,24 +43,6 @@ STRETCH = 2.0
 NO_ANSWER = "its network does not give every test picture a finite feature of plausible size"
 COUNT_CAP = 10.0
 """a member may claim so many times the images of the median member"""
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A member whose upload is well-formed and does not fit the others."""
-
-    client: int
-    reason: str
-    left_out: bool
-    """False: only its claim to many images is ignored"""
-
-    def __str__(self) -> str:
-        what = "is left out" if self.left_out else "counts as a member of median size"
-        return f"client {self.client} is suspect and {what}: {self.reason}"
-
-    def warning(self, name: str) -> str:
-        """For whoever decides about members."""
-        return f"{name} is suspect: {self.reason}; ask them, or fuse with --remove {name}"
 
 
 @dataclass(frozen=True)
@@ -149,7 +132,7 @@ def judge(
         if worst is None:
             break
         index, reason = worst
-        found.append(Suspect(clients[kept[index]], reason, left_out=True))
+        found.append(Suspect(clients[kept[index]], reason, "left out"))
         del kept[index]
     return found
 
@@ -220,12 +203,12 @@ def find_suspects(
         features = probe_features(uploads, seed) if features is None else features
         answering = usable(features.flatten(0, 1)).view(len(uploads), -1).all(1)
         silent = [client for client, answers in zip(clients, answering.tolist(), strict=True) if not answers]
-        found = [Suspect(client, NO_ANSWER, left_out=True) for client in silent]
+        found = [Suspect(client, NO_ANSWER, "left out") for client in silent]
         if int(answering.sum()) >= LEAST_MEMBERS:
             found += _disagreeing(uploads, features, answering)
     named = {suspect.client for suspect in found}
     found += [
-        Suspect(who, why, left_out=True)
+        Suspect(who, why, "left out")
         for who, why in {**loud_evidence(uploads), **doubtful_sums(uploads)}.items()
         if who not in named
     ]
@@ -234,7 +217,7 @@ def find_suspects(
         if clients[index] not in left_out:
             times = float(samples[index] / samples.median())
             reason = f"it claims {int(samples[index])} images, {times:.0f} times the median member's"
-            found.append(Suspect(clients[index], reason, left_out=False))
+            found.append(Suspect(clients[index], reason, "capped"))
     return found
 
 
@@ -260,10 +243,9 @@ class RobustPrototypes(Fusion):
         self.class_share = class_share
         self.seed = seed
 
-    def fuse(self, uploads: UploadSet) -> MemberModel:
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         features = probe_features(uploads, self.seed)
         suspects = find_suspects(uploads, self.seed, self.count_cap, features)
-        self.remarks = tuple(str(suspect) for suspect in suspects)
         out = {suspect.client for suspect in suspects if suspect.left_out}
         trusted = torch.tensor([upload.client not in out for upload in uploads])
         claimed = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
@@ -277,7 +259,8 @@ class RobustPrototypes(Fusion):
         fused = F.normalize(counted_prototypes(prototypes, counts), dim=1)
         weights = believed[trusted] / believed[trusted].sum()
         length = prototypes.norm(dim=2).mean()
-        return kept.members(BoundedFeatureSum.of(weights.float(), length * fused, features[trusted]))
+        model = kept.members(BoundedFeatureSum.of(weights.float(), length * fused, features[trusted]))
+        return Fused(model, suspects=tuple(suspects))
 
 
 def evened(prototypes: Tensor) -> Tensor:

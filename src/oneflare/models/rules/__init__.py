@@ -1,3 +1,3 @@
 """How the features of all members become one answer: one file for each family of rules."""
 
-from oneflare.models.rules import moments, redistribution, sums, votes  # noqa: F401  (registers)
+from oneflare.models.rules import density, moments, redistribution, sums, votes  # noqa: F401  (registers)

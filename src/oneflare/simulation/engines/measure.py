@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from oneflare.errors import RunError
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 SMALLEST_MAPPED = 1 << 16
 """allocations from this size on are returned to the system when freed, so that resident memory follows them"""
@@ -41,8 +42,11 @@ class Cost:
     """resident high-water mark above the start; None where the system does not tell"""
 
 
-def measure(work: Callable[[], T], keep: Callable[[T], None], *, rehearse: bool = True) -> Cost:
-    """Do `work` in a process of its own and `keep` its result there (write it to a file); an error is raised here."""
+def measure(work: Callable[[], T], keep: Callable[[T], K], *, rehearse: bool = True) -> tuple[Cost, K]:
+    """Do `work` in a process of its own and `keep` its result there, which writes it to a file; an error arrives here.
+
+    Returns the cost, and what `keep` returned: something small that can be sent from one process to another.
+    """
     if sys.platform != "linux" or _gpu_in_use():
         return _measure(work, keep, rehearse)
     context = mp.get_context("fork")
@@ -60,12 +64,13 @@ def measure(work: Callable[[], T], keep: Callable[[T], None], *, rehearse: bool 
         process.terminate()
         process.join()
         ours.close()
-    if isinstance(answer, Cost):
-        return answer
-    raise answer
+    if isinstance(answer, Exception):
+        raise answer
+    found: tuple[Cost, K] = answer
+    return found
 
 
-def _child(connection: Connection, work: Callable[[], Any], keep: Callable[[Any], None], rehearse: bool) -> None:
+def _child(connection: Connection, work: Callable[[], Any], keep: Callable[[Any], Any], rehearse: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
@@ -74,7 +79,7 @@ def _child(connection: Connection, work: Callable[[], Any], keep: Callable[[Any]
         connection.send(error)
 
 
-def _measure(work: Callable[[], T], keep: Callable[[T], None], rehearse: bool) -> Cost:
+def _measure(work: Callable[[], T], keep: Callable[[T], K], rehearse: bool) -> tuple[Cost, K]:
     libc = _libc()
     if libc is not None:
         libc.mallopt(_MMAP_THRESHOLD, SMALLEST_MAPPED)
@@ -82,8 +87,7 @@ def _measure(work: Callable[[], T], keep: Callable[[T], None], rehearse: bool) -
     if rehearse and cost.cpu_seconds < LONG:
         del result
         cost, result = _once(work, libc)
-    keep(result)
-    return cost
+    return cost, keep(result)
 
 
 def _once(work: Callable[[], T], libc: Any) -> tuple[Cost, T]:

@@ -88,7 +88,7 @@ def fuse_once(folder: Path, *, number: int, encoder: Any, images: int = 256) -> 
     started = time.perf_counter()
     uploads = UploadSet(tuple(read_upload(path, federation.contract) for path in paths), federation.contract, network)
     names = ("average", "count_prototypes", "iffi")
-    logits_of_all({name: build_fusion({"name": name}).fuse(uploads) for name in names}, dataset.test.images)
+    logits_of_all({name: build_fusion({"name": name}).fuse(uploads).model for name in names}, dataset.test.images)
     return time.perf_counter() - started
 
 

@@ -13,8 +13,9 @@ import torch
 
 from oneflare.client.observer import Observer
 from oneflare.data import load
-from oneflare.fusion import FUSIONS, UploadSet, build_fusion, logits_of_all
+from oneflare.fusion import FUSIONS, UploadSet, build_fusion
 from oneflare.methods.resolve import resolve
+from oneflare.metrics import evaluate
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
@@ -45,10 +46,8 @@ def communication(
             sent = federation.collect([summary for summary in summaries if summary is not None], Observer())
             for kind in FORMATS:
                 again = _resend(sent, kind, root / f"s{seed}" / "wire" / kind)
-                models = {name: build_fusion({"name": name}).fuse(again) for name in names}
-                test = federation.dataset.test
-                for name, logits in logits_of_all(models, test.images).items():
-                    accuracy[kind][name].append(float((logits.argmax(1) == test.labels).double().mean()))
+                for found in evaluate([{"name": name} for name in names], again, federation.dataset.test):
+                    accuracy[kind][found.name].append(found.scores.accuracy)
                 sizes[kind].append(sum(upload.file_bytes for upload in again))
     exact = accuracy["float32"]
     return {

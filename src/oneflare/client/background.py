@@ -1,0 +1,87 @@
+"""Background images: a client's own images destroyed, so that they keep its pixels and lose what they show.
+
+What a network answers to them is what it answers to images that it knows nothing of, as far as that can be had without
+anybody else's images. Four ways of destroying take turns, because no single one is best on all data:
+
+    phases       the amplitudes of the Fourier transform stay, its phases are those of noise
+    turned       a quarter turn
+    quadrants    the four quadrants in another order, none in its place
+    tiles        sixteen tiles in a random order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from oneflare.core.seeds import torch_generator
+from oneflare.data.dataset import to_unit
+
+FEWEST = 1024
+"""a client with fewer images destroys each of them in several ways, to have about so many"""
+DERANGED = tuple(order for order in permutations(range(4)) if all(place != index for index, place in enumerate(order)))
+
+
+def scrambled_phases(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images `(n, c, h, w)` in [0, 1] with the phases of white noise, the same for all colours of an image."""
+    noise = torch.rand(len(images), 1, *images.shape[2:], generator=generator)
+    phases = torch.fft.fft2(noise).angle()
+    phases[..., 0, 0] = 0
+    turned = torch.fft.fft2(images) * torch.polar(torch.ones_like(phases), phases)
+    restored: Tensor = torch.fft.ifft2(turned).real
+    return restored.clamp(0, 1)
+
+
+def quarter_turn(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Turned to the left or to the right."""
+    left = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
+    return torch.where(left, torch.rot90(images, 1, (2, 3)), torch.rot90(images, -1, (2, 3)))
+
+
+def shuffled_tiles(images: Tensor, orders: Tensor, side: int) -> Tensor:
+    """The `side` x `side` tiles of every image in the order `orders` `(n, side^2)`; remainders at the edges stay."""
+    n, channels, height, width = images.shape
+    h, w = height // side, width // side
+    tiles = images[..., : h * side, : w * side].reshape(n, channels, side, h, side, w).permute(0, 2, 4, 1, 3, 5)
+    tiles = tiles.reshape(n, side * side, channels, h, w)
+    tiles = tiles[torch.arange(n)[:, None], orders].reshape(n, side, side, channels, h, w)
+    result = images.clone()
+    result[..., : h * side, : w * side] = tiles.permute(0, 3, 1, 4, 2, 5).reshape(n, channels, h * side, w * side)
+    return result
+
+
+def shuffled_quadrants(images: Tensor, generator: torch.Generator) -> Tensor:
+    """No quadrant stays in its place."""
+    orders = torch.tensor(DERANGED)[torch.randint(len(DERANGED), (len(images),), generator=generator)]
+    return shuffled_tiles(images, orders, 2)
+
+
+def sixteen_tiles(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Sixteen tiles in any order."""
+    return shuffled_tiles(images, torch.rand(len(images), 16, generator=generator).argsort(1), 4)
+
+
+WAYS: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
+    scrambled_phases,
+    quarter_turn,
+    shuffled_quadrants,
+    sixteen_tiles,
+)
+
+
+def background(images: Tensor, block: int) -> Iterator[Tensor]:
+    """A client's images `(n, c, h, w)` destroyed, in blocks, floats in [0, 1]; the same for the same images.
+
+    Each image is destroyed in one way, which take turns; where there are few images, in up to all four.
+    """
+    copies = max(1, min(len(WAYS), FEWEST // max(len(images), 1)))
+    for copy in range(copies):
+        for number, part in enumerate(images.split(block)):
+            generator = torch_generator(0, "background", copy, number)
+            pixels = to_unit(part)
+            ways = (torch.arange(len(part)) + copy) % len(WAYS)
+            destroyed = torch.stack([way(pixels, generator) for way in WAYS])
+            yield destroyed[ways, torch.arange(len(part))]

@@ -1,0 +1,42 @@
+"""What the fusion `density_ratio` needs to know of a client's features: densities by class, and the background's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oneflare.client.background import background
+from oneflare.data import ClientData, ImageSpec, prepare
+from oneflare.nn import PrototypeNetwork
+from oneflare.nn.network import signed_root
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN
+from oneflare.upload.statistics import triangle
+
+BLOCK = 256
+"""images that are measured at a time"""
+
+
+@torch.no_grad()
+def measure_density(network: PrototypeNetwork, data: ClientData, image: ImageSpec) -> dict[str, Tensor]:
+    """Means of u = root(f(x)) by class, covariance within classes, mean and covariance over background images; float32.
+
+    Sums are float64, over images as they are (no augmentation); the network is in evaluation mode.
+    """
+    device, (classes, dim) = network.prototypes.device, network.prototypes.shape
+    sums, squares = torch.zeros(classes, dim, dtype=torch.float64), torch.zeros(dim, dim, dtype=torch.float64)
+    for images, labels in zip(data.images.split(BLOCK), data.labels.split(BLOCK), strict=True):
+        roots = signed_root(network.encoder(prepare(images.to(device), image)).float()).double().cpu()
+        sums.index_add_(0, labels, roots)
+        squares += roots.T @ roots
+    means = sums / data.counts.clamp(min=1)[:, None]
+    within = (squares - (means.T * data.counts) @ means) / len(data)
+    total, scatter, number = torch.zeros(dim, dtype=torch.float64), torch.zeros(dim, dim, dtype=torch.float64), 0
+    for destroyed in background(data.images, BLOCK):
+        roots = signed_root(network.encoder(prepare(destroyed.to(device), image)).float()).double().cpu()
+        total, number = total + roots.sum(0), number + len(roots)
+        scatter += roots.T @ roots
+    middle = total / number
+    covariance = scatter / number - torch.outer(middle, middle)
+    upper = triangle(dim)
+    measured = {DENSITY_MEANS: means, WITHIN: within[upper], BACKGROUND_MEAN: middle, BACKGROUND: covariance[upper]}
+    return {name: tensor.float().contiguous() for name, tensor in measured.items()}

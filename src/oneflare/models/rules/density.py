@@ -1,0 +1,130 @@
+"""The rule by which a member speaks about an image as far as its own feature space knows the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oneflare.models.members import rule
+from oneflare.nn.network import signed_root
+
+FREEDOM = 10.0
+"""degrees of freedom of the Student densities: photographs have heavier tails than a Gaussian"""
+NEVER = -1e4
+"""score of a class that nobody has"""
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Student densities of several members, each with one scale matrix S_i and several centres m_ik.
+
+    log t(u; m, s S) = -(v + d)/2 log(1 + |W(u - m)|^2/(v s)) + level, with W^T W = S^-1 and v = FREEDOM; constants that
+    all densities of one d share are left out.
+    """
+
+    whitening: Tensor
+    """`(N, d, d)` W"""
+    centres: Tensor
+    """`(N, K, d)` W m_ik"""
+    spread: Tensor
+    """`(N, K)` s"""
+    level: Tensor
+    """`(N, K)` -(log det S_i + d log s)/2"""
+
+    @classmethod
+    def of(cls, means: Tensor, covariances: Tensor, spread: Tensor) -> Gaussians:
+        """means `(N, K, d)`, covariances `(N, d, d)` positive definite, spread `(N, K)`"""
+        factor = torch.linalg.cholesky(covariances.double())
+        whitening = torch.linalg.solve_triangular(
+            factor, torch.eye(factor.shape[1], dtype=torch.float64).expand_as(factor), upper=False
+        )
+        determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
+        level = -(determinant + factor.shape[1] * spread.double().log()) / 2
+        centres = torch.einsum("nij,nkj->nki", whitening, means.double())
+        return cls(whitening.float(), centres.float(), spread.float(), level.float())
+
+    def log_densities(self, member: int, roots: Tensor) -> Tensor:
+        """`(n, d)` -> `(n, K)`"""
+        z, centres = roots @ self.whitening[member].T, self.centres[member]
+        squares = z.square().sum(1, keepdim=True) - 2 * z @ centres.T + centres.square().sum(1)
+        half = (FREEDOM + roots.shape[1]) / 2
+        return self.level[member] - half * torch.log1p(squares.clamp(min=0) / (FREEDOM * self.spread[member]))
+
+
+@rule
+@dataclass(frozen=True)
+class DensityRatio:
+    """score_c = sum_i w_ic r_ic / sqrt(d), with r_ic = log t(u_i; m_ic, s_ic S_i) - log t(u_i; b_i, B_i)
+
+    u_i = root(f_i(x)); r_ic says by how much likelier member i's feature is for an image of class c than for one of
+    which the network knows nothing. No member's ratio counts for more than `bound` in either direction.
+    """
+
+    weights: Tensor
+    """`(N, C)` w, 0 where a member has no image of the class; each class that somebody has sums to 1"""
+    classes_whitening: Tensor
+    """`(N, d, d)` and so on: `Gaussians` of the classes"""
+    classes_centres: Tensor
+    classes_spread: Tensor
+    classes_level: Tensor
+    background_whitening: Tensor
+    """`(N, d, d)` and so on: `Gaussians` of the background, with one centre"""
+    background_centres: Tensor
+    background_spread: Tensor
+    background_level: Tensor
+    bound: Tensor
+    """`()`"""
+
+    @classmethod
+    def of(cls, weights: Tensor, classes: Gaussians, background: Gaussians, bound: float) -> DensityRatio:
+        return cls(
+            weights.float(),
+            **{f"classes_{name}": value for name, value in vars(classes).items()},
+            **{f"background_{name}": value for name, value in vars(background).items()},
+            bound=torch.tensor(bound),
+        )
+
+    @property
+    def classes(self) -> Gaussians:
+        return Gaussians(self.classes_whitening, self.classes_centres, self.classes_spread, self.classes_level)
+
+    @property
+    def background(self) -> Gaussians:
+        return Gaussians(
+            self.background_whitening, self.background_centres, self.background_spread, self.background_level
+        )
+
+    def ratios(self, member: int, features: Tensor) -> Tensor:
+        """r of one member, `(n, d)` raw features -> `(n, C)`, bounded."""
+        roots = signed_root(features)
+        ratios = self.classes.log_densities(member, roots) - self.background.log_densities(member, roots)
+        return torch.minimum(torch.maximum(ratios, -self.bound), self.bound)
+
+    def start(self, images: int) -> Tensor:
+        nobody = self.weights.sum(0) <= 0
+        return torch.zeros(images, self.weights.shape[1]) + NEVER * nobody
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        state[rows] += self.weights[member] * self.ratios(member, features) / features.shape[1] ** 0.5
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state
+
+
+@rule
+@dataclass(frozen=True)
+class Corroboration(DensityRatio):
+    """log p_c + log softmax(score)_c: two independent opinions, the analytic posterior p and the members' ratios."""
+
+    def start(self, images: int) -> Tensor:
+        """`(n, 2, C)`: the analytic log posterior, which the model fills in, and the members' scores"""
+        scores = super().start(images)
+        return torch.stack([torch.zeros_like(scores), scores], dim=1)
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        state[rows, 1] += self.weights[member] * self.ratios(member, features) / features.shape[1] ** 0.5
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state[:, 0] + state[:, 1].log_softmax(1)

@@ -1,0 +1,221 @@
+"""The density ratio against SciPy's Student density, scikit-learn's OAS and NumPy's moments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import multivariate_t
+from sklearn.covariance import OAS
+
+from conftest import TINY
+from oneflare.client.background import FEWEST, WAYS, background, quarter_turn, scrambled_phases, shuffled_quadrants
+from oneflare.client.density import measure_density
+from oneflare.core.config import DataConfig
+from oneflare.core.seeds import torch_generator
+from oneflare.data import ClientData, load, prepare
+from oneflare.data.dataset import to_unit
+from oneflare.errors import ConfigError, MemberFault, UploadError
+from oneflare.fusion import UploadSet, build_fusion, load_model
+from oneflare.fusion.density.ratio import densities, oracle_shrinkage, shrunk
+from oneflare.methods.resolve import resolve
+from oneflare.models.onnx import export_onnx
+from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
+from oneflare.simulation.stages import run_experiment
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint, unpack_symmetric
+
+DIGITS = load(DataConfig(train_size=200, test_size=60))
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def covariance(d: int, seed: int = 0) -> torch.Tensor:
+    factor = drawn(d, d + 3, seed=seed)
+    return factor @ factor.T / d
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory) -> UploadSet:
+    """Three members with evidence of densities, as a run leaves them."""
+    from oneflare.client.observer import Observer
+    from oneflare.simulation.files import RunFiles
+    from oneflare.simulation.simulation import Simulation
+
+    experiment = resolve(TINY, {"method": "flare", "epochs": 3, "train.snapshots": 0})
+    folder = tmp_path_factory.mktemp("density") / "run"
+    run_experiment(experiment, folder)
+    files = RunFiles(folder)
+    run = Simulation.build(experiment, files, load(experiment.data))
+    return run.collect([files.client(client).read_summary() for client in range(3)], Observer())
+
+
+def test_log_densities_are_scipys_up_to_a_constant_of_the_dimension():
+    d, classes = 5, 3
+    means, scale, spread = drawn(1, classes, d), covariance(d)[None], torch.tensor([[1.0, 1.5, 2.0]])
+    points = drawn(7, d, seed=1)
+    found = Gaussians.of(means, scale, spread).log_densities(0, points.float()).double()
+    wanted = np.stack(
+        [
+            multivariate_t(means[0, k].numpy(), (spread[0, k] * scale[0]).numpy(), df=FREEDOM).logpdf(points.numpy())
+            for k in range(classes)
+        ],
+        axis=1,
+    )
+    shift = wanted - found.numpy()
+    assert np.allclose(shift, shift[0, 0], atol=1e-3)
+
+
+def test_shrinkage_is_scikit_learns_and_never_less_than_asked():
+    samples = drawn(40, 6) @ torch.diag(torch.tensor([3.0, 2, 1, 1, 0.5, 0.2], dtype=torch.float64))
+    fitted = OAS(assume_centered=True).fit(samples.numpy())
+    empirical = (samples.T @ samples / 40)[None]
+    assert float(oracle_shrinkage(empirical, torch.tensor([40.0]))) == pytest.approx(fitted.shrinkage_, rel=1e-6)
+    assert np.allclose(shrunk(empirical, torch.tensor([40.0]), 0.0)[0].numpy(), fitted.covariance_)
+    strong = shrunk(empirical, torch.tensor([1e9]), 0.5)[0]
+    assert torch.allclose(strong, 0.5 * empirical[0] + 0.5 * empirical[0].trace() / 6 * torch.eye(6).double())
+
+
+@given(st.integers(1, 40), st.integers(2, 12), st.integers(0, 3))
+def test_shrunk_covariances_are_positive_definite_even_of_a_single_image(images, d, seed):
+    samples = drawn(images, d, seed=seed)
+    found = shrunk((samples.T @ samples / images)[None], torch.tensor([float(images)]), 0.5)
+    assert float(torch.linalg.eigvalsh(found[0])[0]) > 0
+
+
+def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation):
+    network = federation.template
+    network.eval()
+    data = ClientData.of(DIGITS.train.take(torch.arange(90)), 10)
+    image = federation.contract.image
+    found = measure_density(network, data, image)
+    with torch.no_grad():
+        raw = network.encoder(prepare(data.images, image)).double().numpy()
+        noise = torch.cat(list(background(data.images, 256)))
+        behind = network.encoder(prepare(noise, image)).double().numpy()
+    roots, other = np.sign(raw) * np.sqrt(np.abs(raw)), np.sign(behind) * np.sqrt(np.abs(behind))
+    labels = data.labels.numpy()
+    for label in range(10):
+        own = roots[labels == label]
+        wanted = own.mean(0) if len(own) else np.zeros(roots.shape[1])
+        assert np.allclose(found[DENSITY_MEANS][label], wanted, atol=1e-5)
+    centred = roots - found[DENSITY_MEANS].double().numpy()[labels]
+    assert np.allclose(unpack_symmetric(found[WITHIN]), centred.T @ centred / 90, atol=1e-5)
+    assert np.allclose(found[BACKGROUND_MEAN], other.mean(0), atol=1e-5)
+    assert np.allclose(unpack_symmetric(found[BACKGROUND]), np.cov(other.T, bias=True), atol=1e-5)
+    assert complaint(found, data.counts) is None
+
+
+def test_the_fused_scores_are_the_equation(federation):
+    """Member by member and class by class with SciPy, from what the uploads hold."""
+    images = DIGITS.test.images[:20]
+    model = federation.members(DensityRatio.of(*densities(federation, federation.counts, 0.5)))
+    found = model.logits(images).double()
+    counts, d = federation.counts, federation.contract.dim
+    total, say = np.zeros((20, 10)), np.zeros(10)
+    with torch.no_grad():
+        for index, (upload, encoder) in enumerate(zip(federation, federation.encoders(), strict=True)):
+            raw = encoder(prepare(images, federation.contract.image)).double()
+            u = (raw.sign() * raw.abs().sqrt()).numpy()
+            part = {name: tensor.double() for name, tensor in upload.evidence("density.").items()}
+            n, held = counts[index].sum(), (counts[index] > 0).sum()
+            behind = unpack_symmetric(part[BACKGROUND])
+            pooled = (n * unpack_symmetric(part[WITHIN]) + behind.trace() / d * torch.eye(d).double()) / (n - held + 1)
+            within = shrunk(pooled[None], (n - held + 1)[None], 0.5)[0]
+            backdrop = shrunk(behind[None], n[None], 0.5)[0]
+            base = multivariate_t(part[BACKGROUND_MEAN].numpy(), backdrop.numpy(), df=FREEDOM).logpdf(u)
+            for label in torch.nonzero(counts[index]).flatten().tolist():
+                scale = (1 + 1 / counts[index, label]) * within
+                ratio = multivariate_t(part[DENSITY_MEANS][label].numpy(), scale.numpy(), df=FREEDOM).logpdf(u) - base
+                weight = float(counts[index, label].sqrt())
+                total[:, label] += weight * np.clip(ratio, -d, d)
+                say[label] += weight
+    present = say > 0
+    assert np.allclose(found.numpy()[:, present], total[:, present] / say[present] / d**0.5, atol=2e-3)
+    assert (found.numpy()[:, ~present] <= NEVER).all()
+
+
+def test_a_member_speaks_only_about_what_it_knows():
+    """Two members with one class each, in feature spaces of their own; the ratio finds the owner of every image."""
+    d, spread = 4, torch.full((2, 2), 1.0)
+    means = torch.zeros(2, 2, d, dtype=torch.float64)
+    means[0, 0, 0], means[1, 1, 1] = 3.0, 3.0
+    classes = Gaussians.of(means, torch.eye(d).double().expand(2, d, d) * 0.1, spread)
+    behind = Gaussians.of(torch.zeros(2, 1, d).double(), torch.eye(d).double().expand(2, d, d), torch.ones(2, 1))
+    rule = DensityRatio.of(torch.eye(2), classes, behind, float(d))
+    known, unknown = torch.zeros(1, d), torch.zeros(1, d)
+    known[0, 0] = 9.0  # its root is the mean of member 0's class
+    state = rule.start(1)
+    rule.add(state, slice(None), 0, known)
+    rule.add(state, slice(None), 1, unknown)
+    assert float(state[0, 0]) > 0 > float(state[0, 1])
+
+
+def test_flare_measures_densities_unless_told_otherwise():
+    assert resolve({"method": "flare"}).upload.evidence == ("density",)
+    assert resolve({"method": "flare", "fusions": "feature_mean"}).upload.evidence == ()
+    assert resolve({"method": "fafi", "fusions": "density_ratio"}).upload.evidence == ("density",)
+    with pytest.raises(ConfigError, match="density_ratio needs"):
+        resolve({"method": "flare", "upload": {"evidence": []}})
+    with pytest.raises(ConfigError, match="density_ratio needs"):
+        resolve({"method": "flare", "upload": {"counts": "withheld"}})
+
+
+def test_saved_and_exported_models_give_the_same_answers(federation, tmp_path):
+    model = build_fusion({"name": "density_ratio"}).fuse(federation).model
+    images = DIGITS.test.images[:30]
+    model.save(tmp_path / "model.safetensors")
+    assert torch.equal(load_model(tmp_path / "model.safetensors").predict(images), model.predict(images))
+    assert export_onnx(model, tmp_path / "model.onnx").difference < 1e-4
+
+
+def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch):
+    original = type(federation.uploads[0]).evidence
+
+    def flat(upload, prefix=""):
+        found = original(upload, prefix)
+        if upload.client == 1:
+            found = {name: torch.zeros_like(tensor) if name == BACKGROUND else tensor for name, tensor in found.items()}
+        return found
+
+    monkeypatch.setattr(type(federation.uploads[0]), "evidence", flat)
+    with pytest.raises(MemberFault, match="answers every background image alike") as caught:
+        densities(federation, federation.counts, 0.5)
+    assert caught.value.client == 1
+    assert isinstance(caught.value, UploadError)
+
+
+def test_background_images_keep_what_they_should_and_lose_what_they_show():
+    images = to_unit(DIGITS.train.images[:16])
+    generator = torch_generator(0, "test")
+    grey = 0.25 + images / 2  # so that nothing is cut off
+    scrambled = scrambled_phases(grey, generator)
+    inside = (scrambled > 0).flatten(1).all(1) & (scrambled < 1).flatten(1).all(1)
+    assert bool(inside.any())
+    before, after = torch.fft.fft2(grey).abs(), torch.fft.fft2(scrambled).abs()
+    assert torch.allclose(before[inside], after[inside], atol=1e-3)
+    turned = quarter_turn(images, generator)
+    for image, found in zip(images, turned, strict=True):
+        assert any(torch.equal(found, torch.rot90(image, k, (1, 2))) for k in (1, -1))
+    shuffled = shuffled_quadrants(images, generator)
+    assert torch.equal(shuffled.flatten(1).sort(1).values, images.flatten(1).sort(1).values)
+    for way in WAYS:
+        destroyed = way(images, torch_generator(1, "test"))
+        assert destroyed.shape == images.shape
+        assert torch.equal(destroyed, way(images, torch_generator(1, "test")))
+        assert not torch.allclose(destroyed, images)
+
+
+def test_few_images_are_destroyed_in_all_ways_and_many_in_one():
+    few, many = DIGITS.train.images[:5], torch.zeros(FEWEST + 1, 1, 8, 8, dtype=torch.uint8)
+    assert sum(len(part) for part in background(few, 4)) == 4 * len(few)
+    assert sum(len(part) for part in background(many, 300)) == len(many)
+
+
+@pytest.mark.parametrize("options", [{"shrinkage": 1.5}, {"count_cap": 0.5}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ConfigError, match="density_ratio"):
+        build_fusion({"name": "density_ratio", **options})

@@ -1,0 +1,108 @@
+"""Fusing and measuring in one place, as simulation, study and coordinator use it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from oneflare.core.config import DataConfig
+from oneflare.data import load
+from oneflare.errors import ConfigError
+from oneflare.fusion import FUSIONS, QUIET, Fused, Fusion, Suspect, build_fusion
+from oneflare.metrics import evaluate, fuse_timed, score
+
+TEST = load(DataConfig(test_size=40)).test
+STUDENT = {
+    "name": "distill_datafree", "teacher": "ensemble", "rounds": 1, "generator_steps": 1, "student_steps": 1,
+    "batch_size": 4,
+}  # fmt: skip
+
+
+@pytest.fixture
+def registered():
+    """Registers a fusion for one test."""
+    names = []
+
+    def register(name, part):
+        FUSIONS.register(name)(part)
+        names.append(name)
+
+    yield register
+    for name in names:
+        del FUSIONS._entries[name]
+
+
+def test_every_fusion_is_scored_by_its_own_answers(tiny_uploads):
+    specs = [{"name": "average"}, {"name": "iffi", "seed": 1}, {"name": "iffi", "seed": 2}, STUDENT]
+    found = evaluate(specs, tiny_uploads, TEST)
+    assert [one.made.spec for one in found] == specs
+    for spec, one in zip(specs, found, strict=True):
+        model = build_fusion(spec).fuse(tiny_uploads).model
+        assert one.scores == score(model.logits(TEST.images), TEST.labels)
+        assert one.model.cost == model.cost
+        assert one.made.origin["options"] == {key: value for key, value in spec.items() if key != "name"}
+    *plain, student = found
+    assert all(one.retention is None for one in plain)
+    teacher = build_fusion({"name": "ensemble"}).fuse(tiny_uploads).model
+    theirs, own = teacher.predict(TEST.images), student.model.predict(TEST.images)
+    assert student.retention is not None
+    assert student.retention.name == "ensemble"
+    assert student.retention.accuracy == pytest.approx(float((theirs == TEST.labels).double().mean()))
+    assert student.retention.agreement == pytest.approx(float((theirs == own).double().mean()))
+    assert student.retention.passes_ratio == len(tiny_uploads)
+
+
+def test_what_a_fusion_says_beside_its_model_is_in_its_metrics(tiny_uploads, registered):
+    class Talkative(Fusion):
+        """says something"""
+
+        def fuse(self, uploads, workspace=QUIET):
+            suspects = (Suspect(0, "one", "kept"), Suspect(1, "two", "capped"), Suspect(2, "three", "left out"))
+            model = build_fusion({"name": "average"}).fuse(uploads).model
+            return Fused(model, {"steps": 7}, suspects, seconds_before=1000.0)
+
+    registered("talkative", Talkative)
+    quiet, talkative = (
+        one.to_dict() for one in evaluate([{"name": "average"}, {"name": "talkative"}], tiny_uploads, TEST)
+    )
+    assert quiet.keys().isdisjoint({"training", "suspects", "teacher"})
+    assert talkative["training"] == {"steps": 7}
+    assert talkative["suspects"] == [
+        "client 0 is suspect: one",
+        "client 1 is suspect and counts as a member of median size: two",
+        "client 2 is suspect and is left out: three",
+    ]
+    assert talkative["fuse_seconds"] > 1000 > quiet["fuse_seconds"]
+    assert talkative["accuracy"] == quiet["accuracy"]
+
+
+def test_a_fusion_that_returns_a_bare_model_is_refused_by_name(tiny_uploads, registered):
+    class Bare(Fusion):
+        """returns a model"""
+
+        def fuse(self, uploads, workspace=QUIET):
+            return build_fusion({"name": "average"}).fuse(uploads).model
+
+    registered("bare", Bare)
+    with pytest.raises(ConfigError, match=r"fusion bare: fuse\(\) returned a SingleModel; return Fused\(model\)"):
+        fuse_timed({"name": "bare"}, tiny_uploads)
+
+
+def test_the_earlier_signature_is_refused_where_the_class_is_made():
+    with pytest.raises(ConfigError, match=r"Old: fuse must take \(self, uploads, workspace\) and return Fused"):
+
+        class Old(Fusion):
+            def fuse(self, uploads):
+                return uploads
+
+
+def test_an_evaluation_needs_no_more_passes_than_there_are_members(tiny_uploads, monkeypatch):
+    """Fusions that ask every member's encoder share one pass of each."""
+    passes = []
+    scratch = tiny_uploads.scratch
+    scratch.register_forward_hook(lambda module, inputs, output: passes.append(len(inputs[0])))
+    specs = [{"name": name} for name in ("feature_mean", "count_prototypes", "ensemble")]
+    found = evaluate(specs, tiny_uploads, TEST)
+    assert sum(passes) == len(tiny_uploads) * len(TEST.labels)
+    assert len({tuple(one.model.logits(TEST.images).flatten().tolist()) for one in found}) == 3
+    assert torch.isfinite(found[0].model.logits(TEST.images)).all()
