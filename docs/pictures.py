@@ -245,8 +245,8 @@ def lambda_rules() -> Drawing:
     """Four controllers on the same two prescribed losses."""
     picture = Drawing(466, "Raw and effective lambda over training under four rules")
     named = {
-        "meta_annealed": "V12 (meta_annealed): no valve",
-        "flare": "FLARE (V14): with the valve",
+        "meta_annealed": "meta_annealed: no valve",
+        "flare": "FLARE: with the valve",
         "autonomous": "autonomous: raw = effective",
         "balanced": "balanced: raw = effective",
     }

@@ -163,6 +163,17 @@ def test_the_glossary_has_every_version_number_and_method():
             assert re.search(rf"^\| {re.escape(number)} \| `{method.name}` \|", text, re.MULTILINE)
 
 
+def test_the_map_has_every_room_and_module():
+    text = (ROOT / "docs" / "map.md").read_text()
+    assert module("docs/rooms.py").page(text) == text, "run: python docs/rooms.py"
+    for path in (ROOT / "src" / "oneflare").rglob("*.py"):
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        first, _, rest = said.partition("\n")
+        assert first.endswith("."), f"{path}: no first line that is a sentence"
+        assert not rest or rest.startswith("\n"), f"{path}: what is in it needs more than one line"
+        assert f"| {first} |" in text, f"{path} is not on the map"
+
+
 def templates() -> list[str]:
     """Every string of the source, with a mark where a value is filled in."""
     found = []

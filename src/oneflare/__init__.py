@@ -1,4 +1,4 @@
-"""OneFlare: one-shot federated learning.
+"""OneFlare: one-shot federated learning. The public functions are `run`, `compare` and `load_model`.
 
 Organisations with private, badly skewed data each train alone, upload one file once, and get one shared classifier.
 

@@ -1,4 +1,4 @@
-"""Errors a user can act on: one line that says what is wrong, where, and what to do about it."""
+"""Errors that a user can act on: one line that says what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 

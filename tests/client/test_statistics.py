@@ -18,11 +18,11 @@ from oneflare.core.privacy import SENSITIVITY, Privacy, gaussian_delta, gaussian
 from oneflare.data import load
 from oneflare.errors import TrainingError
 from oneflare.nn.feature_maps import Bounded, RandomConv, feature_range
-from oneflare.upload.statistics import Limits, Statistics, complaint, pack, unpack
+from oneflare.upload.statistics import FeatureLimits, Statistics, complaint, pack, unpack
 
 DIGITS = load(DataConfig(train_size=300)).train
 MAP = RandomConv(1, 8, filters=3, mirror=False)
-LIMITS = Limits.of(MAP)
+LIMITS = FeatureLimits.of(MAP)
 WHOLE = measure(MAP, DIGITS.images, DIGITS.labels, 10)
 
 
@@ -159,7 +159,7 @@ def test_covariances_that_are_not_positive_are_refused():
 def test_honest_noise_raises_no_complaint_and_lies_beyond_it_do(epsilon, kind):
     privacy = Privacy(epsilon, 1e-5, clip=0.5)
     bounded = Bounded(MAP, privacy.clip)
-    limits = Limits.of(bounded)
+    limits = FeatureLimits.of(bounded)
     whole = measure_on_lattice(bounded, DIGITS.images, DIGITS.labels, 10, privacy)
     for seed in range(10):
         noised = privatise(whole, privacy, SeededWords(seed))

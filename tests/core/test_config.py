@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oneflare.client.start import statistics_plan
 from oneflare.core.config import SHORT_FORMS, Experiment, merge, parse_overrides, read_yaml
 from oneflare.core.strict import strict_yaml
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
 from oneflare.nn import encoder_spec, initial_network
-from oneflare.simulation.simulation import statistics_plan
 
 
 def test_short_forms_reach_their_sections():
@@ -200,3 +200,18 @@ def test_no_other_reader_of_yaml_is_used():
         text = path.read_text()
         assert "yaml.safe_load" not in text, path
         assert "yaml.load" not in text, path
+
+
+def test_options_of_a_group_are_given_by_their_own_names():
+    from oneflare.objective.controllers import CONTROLLERS, ClientFacts
+    from oneflare.objective.controllers.decoupled import MetaAnnealed
+
+    spec = {"name": "meta_annealed", "floor": 0.25, "lambda_max": 50}
+    complete = CONTROLLERS.complete(spec)
+    assert (complete["floor"], complete["ceiling"], complete["lambda_max"]) == (0.25, 0.0, 50.0)
+    assert "guards" not in complete
+    built = CONTROLLERS.build(spec, ClientFacts((3, 1)))
+    assert isinstance(built, MetaAnnealed)
+    assert (built.meta.floor, built.meta.ceiling, built.meta.lambda_max) == (0.25, 0.0, 50.0)
+    with pytest.raises(ConfigError, match=r"unknown key 'controller meta_annealed\.flor'; did you mean 'floor'"):
+        CONTROLLERS.complete({"name": "meta_annealed", "flor": 0.25})

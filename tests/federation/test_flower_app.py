@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from oneflare.core.files import digest_of, read_json, tensor_digest, write_bytes  # noqa: E402
 from oneflare.errors import ConfigError, RunError  # noqa: E402
 from oneflare.federation.charter import FILE, new_charter, read_charter, revised  # noqa: E402
-from oneflare.federation.coordinator import FederationFiles, fuse_federation, read_fused  # noqa: E402
+from oneflare.federation.coordinator import FederationFiles, Rules, fuse_federation, read_fused  # noqa: E402
 from oneflare.federation.flower.certificates import Certificates, make_node_key  # noqa: E402
 from oneflare.federation.flower.client_app import Node  # noqa: E402
 from oneflare.federation.flower.client_app import app as client_app  # noqa: E402
@@ -222,7 +222,7 @@ def test_members_who_sent_by_file_stay_in_and_count(tmp_path):
     for name in ("north", "south"):
         data = member_data(charter, tmp_path / name).data
         make_upload(charter, data, tmp_path / "mail" / f"{name}.safetensors", member=name)
-    fuse_federation(federation, uploads=tmp_path / "mail")
+    fuse_federation(federation, uploads=tmp_path / "mail", rules=Rules(min_members=2))
     round_here(tmp_path, [node_of(tmp_path, "east")], **{"min-members": 0})
     assert [member["name"] for member in read_fused(federation)["members"]] == list(MEMBERS)
     report = read_json(federation / "flower.json")

@@ -29,7 +29,15 @@ from oneflare.federation.flower.certificates import make_certificates  # noqa: E
 from oneflare.federation.flower.deployment import free_port  # noqa: E402
 from oneflare.federation.flower.nodes import bind_node, header_of, read_node_key, read_nodes  # noqa: E402
 from oneflare.federation.flower.pinned import ENTITY, Seat, Voucher, fleet_client  # noqa: E402
-from oneflare.federation.flower.proxy import FLEET, NOBODY, REFUSED, STRANGER, Door, start_command, write_proxy  # noqa: E402
+from oneflare.federation.flower.proxy import (  # noqa: E402
+    FLEET,
+    NOBODY,
+    REFUSED,
+    STRANGER,
+    ProxyAddresses,
+    start_command,
+    write_proxy,
+)
 from oneflare.federation.flower.template import app_digest, write_app  # noqa: E402
 
 
@@ -49,7 +57,7 @@ def test_the_written_configuration_passes_fleets_paths_and_no_other(office):
 
     folder, files = office
     nodes = read_nodes(folder / "federation")
-    path = write_proxy(folder / "written", Door("0.0.0.0:8443", "127.0.0.1:8000"), files, nodes)
+    path = write_proxy(folder / "written", ProxyAddresses("0.0.0.0:8443", "127.0.0.1:8000"), files, nodes)
     text = path.read_text()
     passed = re.findall(r"location = (\S+) \{ proxy_pass https://127\.0\.0\.1:8000(\S+); \}", text)
     assert {given for given, _ in passed} == {f"/v1/fleet/{name}" for name in FLEET}
@@ -109,7 +117,7 @@ def door(office):
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = free_port()
-    addresses = Door(f"127.0.0.1:{port}", f"127.0.0.1:{server.server_port}")
+    addresses = ProxyAddresses(f"127.0.0.1:{port}", f"127.0.0.1:{server.server_port}")
     path = write_proxy(folder / "proxy", addresses, files, read_nodes(folder / "federation"))
     process = subprocess.Popen(start_command(path), stdout=subprocess.DEVNULL)
     try:
@@ -209,13 +217,13 @@ def test_mistakes_when_a_door_is_written_or_a_node_bound(office, tmp_path):
     federation = folder / "federation"
     nodes = read_nodes(federation)
     with pytest.raises(ConfigError, match=r"must listen on 127\.0\.0\.1"):
-        write_proxy(tmp_path, Door("0.0.0.0:8443", "0.0.0.0:8000"), files, nodes)
+        write_proxy(tmp_path, ProxyAddresses("0.0.0.0:8443", "0.0.0.0:8000"), files, nodes)
     with pytest.raises(ConfigError, match=r"must listen on 127\.0\.0\.1"):
-        write_proxy(tmp_path, Door("0.0.0.0:8443", "127.example.org:8000"), files, nodes)
+        write_proxy(tmp_path, ProxyAddresses("0.0.0.0:8443", "127.example.org:8000"), files, nodes)
     with pytest.raises(ConfigError, match="give an address and a port"):
-        write_proxy(tmp_path, Door("8443", "127.0.0.1:8000"), files, nodes)
+        write_proxy(tmp_path, ProxyAddresses("8443", "127.0.0.1:8000"), files, nodes)
     with pytest.raises(ConfigError, match="no member has a node yet"):
-        write_proxy(tmp_path, Door("0.0.0.0:8443", "127.0.0.1:8000"), files, {})
+        write_proxy(tmp_path, ProxyAddresses("0.0.0.0:8443", "127.0.0.1:8000"), files, {})
     with pytest.raises(ConfigError, match="this node key is already south's"):
         bind_node(federation, "north", files.node_public("south"), lambda _: 9)
     with pytest.raises(ConfigError, match="'nroth' is not a member"):

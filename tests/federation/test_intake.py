@@ -14,7 +14,7 @@ import torch
 from hospitals import DIGITS, TINY, digits, make, rows_of, tiny_charter, write_pngs
 from oneflare.errors import UploadError
 from oneflare.federation.charter import revised
-from oneflare.federation.intake import Known, take_in
+from oneflare.federation.intake import UploadHistory, take_in
 from oneflare.federation.ledger import Ledger
 from oneflare.federation.member import make_upload, member_data, signer
 from oneflare.upload import MANIFEST, read_manifest, seal_upload
@@ -241,7 +241,9 @@ def test_a_signature_is_for_one_digest_and_one_key(keys):
 
 
 def test_noise_on_counts_is_not_the_coordinators_to_redraw(images, tmp_path):
-    charter = tiny_charter(settings=TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.1}})
+    charter = tiny_charter(
+        settings=TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.1}, "fusions": ["count_prototypes"]}
+    )
     counts = []
     for name in ("a", "b"):
         data = member_data(charter, images).data
@@ -318,7 +320,7 @@ def test_what_a_stranger_claims_to_be_is_called_a_claim(charter, keys, sealed):
 
 def test_an_older_upload_than_the_one_fused_is_refused_unless_it_is_named(charter, keys, sealed):
     old = sealed("old", key=keys["north"], created=OLD)
-    known = Known(newest={"north": NEW})
+    known = UploadHistory(newest={"north": NEW})
     intake, verdicts = only(charter, old, known=known)
     assert intake.uploads == {}
     assert verdicts["old"].status == "refused"

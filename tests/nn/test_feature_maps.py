@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from oneflare.errors import ConfigError
 from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
-from oneflare.nn.feature_maps import Bounded, RandomConv, soft_cells, synthetic_filters
+from oneflare.nn.feature_maps import Bounded, Patches, RandomConv, soft_cells, synthetic_filters
 
 
 def images(number, channels, size, seed=0):
@@ -64,7 +64,7 @@ def test_symmetrised_features_are_the_mean_over_explicit_flips_of_a_closed_bank(
 
 def test_one_feature_by_hand():
     """sqrt of the cell average of relu(r - t), with r the filter on the contrast-normalised patch."""
-    features = RandomConv(1, 8, filters=2, mirror=False, colour_grid=0, threshold=0.2)
+    features = RandomConv(1, 8, filters=2, mirror=False, colour_grid=0, patches=Patches(threshold=0.2))
     pixels = images(1, 1, 8)
     weight = synthetic_filters(2, 1, 3, 0)
     patches = F.unfold(pixels.float(), 3)[0].T  # (36, 9)

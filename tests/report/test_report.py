@@ -82,7 +82,7 @@ def test_a_comparison_pairs_by_seed_and_names_the_leader(tiny_comparison):
     for method in comparison.methods:
         for fusion in comparison.fusions:
             found, cell = panel.row(method, fusion), comparison.cell(method, fusion)
-            assert found.accuracies == list(cell.accuracies)
+            assert found.accuracies == list(cell.values)
             assert found.mean == cell.mean
             assert found.std == pytest.approx(cell.std)
             assert found.main == (comparison.own_fusion(method) == fusion)

@@ -8,7 +8,7 @@ from conftest import TINY
 from oneflare.study.bench import cohort_gain, communication, controller_costs, machine, step_overhead
 from oneflare.study.bench.growth import client_growth, fusion_growth
 from oneflare.study.bench.steps import interleaved
-from oneflare.study.bench.suite import Target, find_targets
+from oneflare.study.bench.suite import BenchTarget, find_targets
 from oneflare.study.bench.wire import FORMATS
 
 SMALL = {"name": "conv4", "width": 2}
@@ -61,8 +61,8 @@ def test_formats_are_compared_on_the_same_clients(tmp_path):
 
 
 def test_a_missed_target_is_seen():
-    assert Target("x", 1.0, 1.1).held
-    assert not Target("x", 1.2, 1.1).held
+    assert BenchTarget("x", 1.0, 1.1).held
+    assert not BenchTarget("x", 1.2, 1.1).held
     content = {
         "start_up": {"help_seconds": 0.2, "one_step_run_seconds": 2.0},
         "busy_machine": {"ratio": 2.0},

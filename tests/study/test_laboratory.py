@@ -14,7 +14,7 @@ from oneflare.methods import METHODS, find_method
 from oneflare.methods.explain import explain
 from oneflare.methods.recipes import REUSED
 from oneflare.study.laboratory import LAMBDA, anneals_itself, end_over_peak, rise
-from oneflare.study.studies import Block, Study, find_study, run_study
+from oneflare.study.studies import MethodBlock, Study, find_study, run_study
 from oneflare.study.toy import FALLING, TwoWells, descend, share_that_leaves
 from shared import oneflare
 
@@ -71,7 +71,7 @@ def test_explain_prints_the_equations(tmp_path):
         "weights: L_l + [raw] s(p) L_a",
         "1 x supcon",
         "largest cosine for 10 classes: -0.1111",
-        "9-like-a-rolling-stone",
+        "from: research log\n",
         "note: file 000",
         "sigma_lr: 0.02",
     ):
@@ -127,7 +127,7 @@ def test_a_study_is_run_once_and_its_claims_are_written(tmp_path, monkeypatch):
     small = Study(
         "small",
         "two methods",
-        (Block("only", ("autonomous", "balanced"), TINY, block.table, (anneals_itself("balanced", 0.9),)),),
+        (MethodBlock("only", ("autonomous", "balanced"), TINY, block.table, (anneals_itself("balanced", 0.9),)),),
     )
     first = run_study(small, {"epochs": 3, "fusions": "count_prototypes"}, seeds=1, folder=tmp_path / "results")
     content = json.loads((tmp_path / "results/small/digits.json").read_text())

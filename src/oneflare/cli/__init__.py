@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. Heavy imports happen inside the commands."""
+"""The command line. Each command parses its words, calls the library and prints; heavy imports happen inside it."""

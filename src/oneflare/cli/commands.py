@@ -1,4 +1,4 @@
-"""The commands. Each parses, calls the library and prints; results go to stdout, everything else to stderr."""
+"""Commands that run experiments and benchmarks: `run`, `compare` and `bench`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,30 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Settings. Short forms: data= alpha= clients= method= epochs= seed= encoder=; "
-        "everything else dotted, e.g. train.lr=0.05 partition.kind=iid.",
+        help="Settings of the experiment. Some have short names: data= alpha= clients= method= epochs= seed= "
+        "encoder=. All others are written with a dot, such as train.lr=0.05 or partition.kind=iid.",
         show_default=False,
         autocompletion=names.complete_settings,
     ),
 ]
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file with settings.")]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="Read settings from this YAML file.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Folder for the files; default: runs/NAME, derived from the settings."),
+    typer.Option(
+        "--out",
+        "-o",
+        help="Write the files into this folder. Default: runs/NAME, with a name derived from the settings.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; files and --json as always.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print no progress and no tables. Files and --json are written as always.")
+]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Log to tensorboard or mlflow as it runs (extra `track`); repeatable."),
+    typer.Option(
+        "--track", help="Also log the run to tensorboard or mlflow (needs the extra `track`); may be repeated."
+    ),
 ]
 
 
@@ -40,9 +48,9 @@ def run(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train every client alone, fuse their uploads, measure the result.
+    """Train every client by itself, fuse the uploads and measure the resulting model.
 
-    The same command again resumes an interrupted run, or says that it is complete.
+    Repeating the command resumes an interrupted run, or reports that the run is complete.
 
     [bold]Examples[/bold]
 
@@ -77,18 +85,20 @@ def compare(
         list[str],
         typer.Argument(
             metavar="METHOD... [KEY=VALUE]...",
-            help="Methods by name, then settings they share.",
+            help="The names of the methods, then the settings that they share.",
             autocompletion=names.complete_comparison,
         ),
     ],
-    seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Seeds per method, 0 to n-1.")] = 3,
+    seeds: Annotated[
+        int, typer.Option("--seeds", "-n", min=1, help="Run each method with this many seeds, from 0 to n-1.")
+    ] = 3,
     config: Config = None,
     out: Out = None,
     track: Track = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run several methods x seeds on shared partitions: mean, deviation, paired difference to the first.
+    """Compare methods over several seeds on the same partitions: means, deviations, paired differences.
 
     [bold]Examples[/bold]
 
@@ -123,27 +133,29 @@ def compare(
 
 
 def bench(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the figures go (JSON; curves beside it).")] = Path(
-        "results/bench.json"
-    ),
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes minutes.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Write the figures to this JSON file, and the curves beside it.")
+    ] = Path("results/bench.json"),
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the measurements that take minutes.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Measure this section again (and what is missing); repeatable.")
+        list[str] | None,
+        typer.Option("--only", help="Measure only this section again, and those that are missing; may be repeated."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 where a target is missed.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a target is missed.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine: step overhead, start-up, clients, fusion, upload formats. All as ratios in one run.
+    """Measure the speed of OneFlare on this machine: training steps, start-up, clients, fusion, upload formats.
 
     [bold]Example[/bold]
 
       oneflare bench --quick --out /tmp/bench.json
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import Remarks
     from oneflare.report.pictures import growth_picture
     from oneflare.study.bench.suite import run_suite
 
-    content, targets = run_suite(out, quick=quick, only=only or (), say=lambda text: show.note(f"measuring {text}"))
+    content, targets = run_suite(out, quick=quick, only=only or (), observer=Remarks())
     growth_picture(content).savefig(out.with_suffix(".png"), dpi=130)
     if json:
         show.as_json(content)

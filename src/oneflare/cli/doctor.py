@@ -18,15 +18,13 @@ LOW_SPACE = 1 << 30
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
     again: Annotated[
         bool,
-        typer.Option(
-            "--again", help="Forget how fast bfloat16 was measured to be on this machine, and measure it again."
-        ),
+        typer.Option("--again", help="Measure the speed of bfloat16 again instead of using the earlier measurement."),
     ] = False,
 ) -> None:
-    """Look at this machine: versions, device, bfloat16, extras, data found, disk space.
+    """Describe this machine: versions, device, speed of bfloat16, extras, data sets, disk space.
 
     [bold]Example[/bold]
 

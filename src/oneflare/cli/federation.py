@@ -1,4 +1,4 @@
-"""A real federation by file: what the coordinator types, what members type, and what is in an upload."""
+"""`oneflare server` and `oneflare client`: a federation by file, for its coordinator and its members."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 60.0
 """for another command that changes the same federation"""
 OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
-server = typer.Typer(help="Coordinate a federation: its terms, its members, its model.", **OPTIONS)
-client = typer.Typer(help="Take part in a federation: a key, training on your own data, one upload.", **OPTIONS)
-upload = typer.Typer(help="Look into uploads.", **OPTIONS)
+server = typer.Typer(help="Coordinate a federation: set its terms, admit its members, fuse its model.", **OPTIONS)
+client = typer.Typer(help="Take part in a federation: make a key, train on your own data, write one upload.", **OPTIONS)
+upload = typer.Typer(help="Inspect uploads.", **OPTIONS)
 
 Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
-ImageColumn = Annotated[str | None, typer.Option("--image-column", help="Of a parquet file; default: image or img.")]
-LabelColumn = Annotated[str | None, typer.Option("--label-column", help="Of a parquet file; default: label.")]
+ImageColumn = Annotated[
+    str | None,
+    typer.Option("--image-column", help="Column of a parquet file that holds the images; default: image or img."),
+]
+LabelColumn = Annotated[
+    str | None, typer.Option("--label-column", help="Column of a parquet file that holds the labels; default: label.")
+]
 
 
 @server.command("init")
@@ -34,12 +39,14 @@ def init(
         str,
         typer.Option(
             "--classes",
-            help="Names with commas between, a text file with a name per line, or a folder with one folder per class.",
+            help="Names of the classes: with commas between, one per line of a file, or the folders in a folder.",
         ),
     ] = "",
-    image_size: Annotated[int, typer.Option("--image-size", help="Side to which images are brought, 8 to 64.")] = 32,
+    image_size: Annotated[
+        int, typer.Option("--image-size", help="Images are resized to this many pixels, 8 to 64.")
+    ] = 32,
     channels: Annotated[int, typer.Option("--channels", help="1 for grey, 3 for colour.")] = 3,
-    mirror: Annotated[bool, typer.Option("--mirror", help="A mirrored image keeps its class.")] = False,
+    mirror: Annotated[bool, typer.Option("--mirror", help="State that a mirrored image keeps its class.")] = False,
     pixels: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,14 +56,24 @@ def init(
             "bits; background=black for transparent places; page=1 for files with several. Repeat.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of the federation; default: the folder's.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the federation; default: the name of its folder.")
+    ] = None,
     member: Annotated[
         list[str] | None,
-        typer.Option("--member", help="NAME or NAME=KEY (a public key or its file); repeat. None: anybody may send."),
+        typer.Option(
+            "--member",
+            help="NAME or NAME=KEY (a public key or its file); may be repeated. Without any, anybody may send.",
+        ),
     ] = None,
-    deadline: Annotated[str | None, typer.Option("--deadline", help="Such as 2027-01-31; UTC unless it says.")] = None,
-    use: Annotated[str, typer.Option("--use", help="What the model is for; goes to its card.")] = "",
-    limits: Annotated[str, typer.Option("--limits", help="What it is not for; goes to its card.")] = "",
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            "--deadline", help="Last day for uploads, such as 2027-01-31; in UTC unless a time zone is given."
+        ),
+    ] = None,
+    use: Annotated[str, typer.Option("--use", help="What the model is for; stated on its card.")] = "",
+    limits: Annotated[str, typer.Option("--limits", help="What the model is not for; stated on its card.")] = "",
     json: Json = False,
 ) -> None:
     """Write federation.yaml, the terms every member trains under, and say what to send.
@@ -102,7 +119,7 @@ def init(
         return
     until = f" until {charter.deadline:%Y-%m-%d %H:%M %Z}" if charter.deadline else ""
     show.done(f"wrote {path}: {len(charter.classes)} classes, method {charter.terms.method}")
-    show.done(f"fingerprint {short(charter.fingerprint)}: read it to members by another road than the file")
+    show.done(f"fingerprint {short(charter.fingerprint)}: confirm it with the members by telephone or in person")
     if key is None:
         show.done("Models will not be signed: pip install 'oneflare[sign]' before this command signs them.")
     else:
@@ -120,9 +137,12 @@ def init(
 @server.command("admit")
 def admit(
     folder: Folder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The member.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the member.")],
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="Public key, or its file; none: need not sign.")
+        str | None,
+        typer.Argument(
+            metavar="KEY", help="Public key of the member, or its file. Without it, the member need not sign."
+        ),
     ] = None,
 ) -> None:
     """Admit a member, or replace its key; uploads that were made before stay valid if that key signed them.
@@ -155,33 +175,35 @@ def fuse(
     uploads: Annotated[
         Path | None, typer.Option("--uploads", help="Folder with the uploads; default: those of the last fusion.")
     ] = None,
-    add: Annotated[list[Path] | None, typer.Option("--add", help="One more upload, even if late; repeat.")] = None,
-    remove: Annotated[
-        list[str] | None, typer.Option("--remove", help="Leave this member out from now on; repeat.")
+    add: Annotated[
+        list[Path] | None, typer.Option("--add", help="Add this upload, even after the deadline; may be repeated.")
     ] = None,
-    late: Annotated[bool, typer.Option("--late", help="Take uploads that were made after the deadline.")] = False,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", help="Leave this member out from now on; may be repeated.")
+    ] = None,
+    late: Annotated[bool, typer.Option("--late", help="Accept uploads that were made after the deadline.")] = False,
     keep: Annotated[
         bool,
-        typer.Option(
-            "--keep", help="Members that sent nothing usable now stay in with their upload of the last fusion."
-        ),
+        typer.Option("--keep", help="For members without a usable upload, keep the upload of the last fusion."),
     ] = False,
     min_members: Annotated[
         int | None,
         typer.Option(
             "--min-members",
             min=1,
-            help="With fewer members nothing is fused and nothing is changed. Default: as many as the last fusion had, "
+            help="Fuse nothing with fewer members than this. Default: as many as the last fusion had, "
             "without those who were removed; for the first fusion, all who are admitted.",
         ),
     ] = None,
     test: Annotated[
-        Path | None, typer.Option("--test", help="Class folder or parquet of your own to measure the model on.")
+        Path | None,
+        typer.Option("--test", help="Measure the model on these images of yours (class folders or parquet)."),
     ] = None,
     check_images: Annotated[
         Path | None,
         typer.Option(
-            "--check-images", help="Class folder or parquet of your own on which each member's effect is checked."
+            "--check-images",
+            help="Check the effect of each member on these images of yours (class folders or parquet).",
         ),
     ] = None,
     check_points: Annotated[
@@ -190,11 +212,12 @@ def fuse(
             "--check-points",
             min=0,
             max=100,
-            help="Percent of a class's --check-images that a member may cost before it needs --approve.",
+            help="Percentage of a class's --check-images that a member may cost before --approve is needed.",
         ),
     ] = 10.0,
     approve: Annotated[
-        list[str] | None, typer.Option("--approve", help="Accept this member's effect on --check-images; repeat.")
+        list[str] | None,
+        typer.Option("--approve", help="Accept this member's effect on --check-images; may be repeated."),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -222,6 +245,7 @@ def fuse(
     --remove it. Without such images, only members that differ from the others in their numbers are warned about.
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import Remarks
     from oneflare.cli.show_federation import fused_federation
     from oneflare.data.local import read_local
     from oneflare.errors import ConfigError
@@ -245,10 +269,9 @@ def fuse(
         uploads=uploads,
         add=add or (),
         remove=remove or (),
-        rules=Rules(late=late, keep=keep, min_members=min_members),
+        rules=Rules(late=late, keep=keep, min_members=min_members, admission=admission),
         test=None if held_out is None else held_out.split,
-        admission=admission,
-        say=None if quiet else show.note,
+        observer=None if quiet else Remarks(),
     )
     write_card(fused)
     write_federation_page(fused)
@@ -260,8 +283,8 @@ def fuse(
 
 @client.command("keygen")
 def keygen(
-    name: Annotated[str, typer.Option("--name", help="Your name in the federation; also the files' name.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for both files.")] = Path(),
+    name: Annotated[str, typer.Option("--name", help="Your name in the federation, which also names the two files.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write both files into this folder.")] = Path(),
 ) -> None:
     """Make an Ed25519 key pair: NAME.key stays with you, NAME.pub goes to the coordinator.
 
@@ -280,26 +303,37 @@ def keygen(
 
 @client.command("train")
 def train(
-    charter_file: Annotated[Path, typer.Argument(metavar="FEDERATION.YAML", help="From the coordinator, unchanged.")],
-    data: Annotated[
-        Path, typer.Option("--data", "-d", help="Folder with one folder per class, or parquet (image, label).")
+    charter_file: Annotated[
+        Path, typer.Argument(metavar="FEDERATION.YAML", help="The charter as the coordinator sent it, unchanged.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The one file to send.")] = Path("upload.safetensors"),
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data", "-d", help="Your images: a folder with one folder per class, or parquet with images and labels."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write the upload, the only file to send, here.")] = Path(
+        "upload.safetensors"
+    ),
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Your name; default: the member your key belongs to, else a random one."),
+        typer.Option("--name", help="Your name; default: the member whose key this is, or else a random name."),
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Private key to sign with.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Sign the upload with this private key.")] = None,
     budget: Annotated[
         float | None,
         typer.Option(
-            "--budget", min=0, help="Most epsilon to spend for an image under private terms; default: one answer."
+            "--budget",
+            min=0,
+            help="Largest total epsilon for an image under private terms; default: that of one upload.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the data, estimate time and size, stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the data and estimate time and size, without training.")
+    ] = False,
     skip_damaged: Annotated[
         bool,
-        typer.Option("--skip-damaged", help="Leave out images that cannot be used; the upload says how many."),
+        typer.Option("--skip-damaged", help="Leave out images that cannot be used; the upload states how many."),
     ] = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
@@ -322,7 +356,7 @@ def train(
     from oneflare.errors import ConfigError, DataError
     from oneflare.federation.charter import read_charter, short
     from oneflare.federation.ledger import Ledger, ledger_folder
-    from oneflare.federation.member import estimate, make_upload, member_data, upload_notes
+    from oneflare.federation.member import Envelope, estimate, make_upload_in, member_data, upload_notes
     from oneflare.study.estimate import duration
     from oneflare.upload.disclosure import disclose
     from oneflare.upload.signing import read_key
@@ -363,9 +397,10 @@ def train(
                 f"an upload of {_size(guess.upload_bytes)}; nothing was written"
             )
         return
-    with member_progress(charter, enabled=not quiet) as observe:
+    with member_progress(charter, enabled=not quiet) as observer:
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
-        made = make_upload(charter, found, out, member=member, key=signing, observe=observe, ledger=ledger, notes=notes)
+        envelope = Envelope(member, signing, notes)
+        made = make_upload_in(envelope, charter, found, out, observer=observer, ledger=ledger)
     content = disclose(out)
     if json:
         spent = None if made.balance is None else made.balance.to_dict()
@@ -385,7 +420,10 @@ def train(
 @client.command("budget")
 def show_budget(
     key: Annotated[
-        Path | None, typer.Option("--key", help="Your private key: its ledger lies beside it; none: that of your home.")
+        Path | None,
+        typer.Option(
+            "--key", help="Your private key, whose ledger lies beside it; default: the ledger in your home folder."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -413,7 +451,7 @@ def show_budget(
 
 @upload.command("show")
 def show_upload(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An upload.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The upload to inspect.")],
     json: Json = False,
 ) -> None:
     """Say what is in an upload, how large each part is, and what it reveals about the data.

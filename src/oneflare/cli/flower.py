@@ -1,4 +1,4 @@
-"""A federation on Flower: what the coordinator and the members of a closed deployment type, and a rehearsal."""
+"""`oneflare flower`: a federation on Flower, for its coordinator and its members, and a trial on one machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from oneflare.cli.commands import Json, Quiet
 
 OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
-flower = typer.Typer(help="Run a federation over a network, on Flower.", **OPTIONS)
+flower = typer.Typer(help="Run a federation over a network with Flower.", **OPTIONS)
 
 Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
 MinMembers = Annotated[
@@ -67,11 +67,13 @@ def certificates(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the files.")],
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="Name or address of the coordinator; repeat. Default: 127.0.0.1 and localhost."),
+        typer.Option(
+            "--host", help="Name or address of the coordinator; may be repeated. Default: 127.0.0.1 and localhost."
+        ),
     ] = None,
     member: Annotated[
         list[str] | None,
-        typer.Option("--member", help="A member, who gets a client certificate and a node key pair; repeat."),
+        typer.Option("--member", help="A member, who gets a client certificate and a node key pair; may be repeated."),
     ] = None,
 ) -> None:
     """Make a private CA, the coordinator's certificate, and members' certificates and node keys, valid 30 days.
@@ -146,12 +148,12 @@ def proxy(
     from oneflare.federation.coordinator import FederationFiles
     from oneflare.federation.flower.certificates import Certificates
     from oneflare.federation.flower.nodes import read_nodes
-    from oneflare.federation.flower.proxy import Door, start_command, write_proxy
+    from oneflare.federation.flower.proxy import ProxyAddresses, start_command, write_proxy
 
     read_charter(folder)
     removed = FederationFiles(folder).removed()
     nodes = {name: bound for name, bound in read_nodes(folder).items() if name not in removed}
-    path = write_proxy(place, Door(listen, superlink), Certificates(certificates_folder), nodes)
+    path = write_proxy(place, ProxyAddresses(listen, superlink), Certificates(certificates_folder), nodes)
     command = " ".join(start_command(path))
     show.done(f"wrote {path}: admits {', '.join(sorted(nodes))} on {listen}")
     show.done(f"start: {command}; after a change: {command} -s reload")
@@ -168,7 +170,9 @@ def node(
     node_config: Annotated[
         str, typer.Option("--node-config", help='Your settings, such as \'member="north" data="/srv/images"\'.')
     ],
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1 for its own use.")] = 9094,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1 that the SuperNode uses internally.")
+    ] = 9094,
 ) -> None:
     """Take part: run a SuperNode that executes OneFlare's app and refuses every other one.
 
@@ -184,22 +188,24 @@ def node(
 @flower.command("try")
 def try_here(
     folder: Folder,
-    member: Annotated[list[str], typer.Option("--member", help="NAME=FOLDER with this member's images; repeat.")],
+    member: Annotated[
+        list[str], typer.Option("--member", help="NAME=FOLDER with this member's images; may be repeated.")
+    ],
     key: Annotated[
-        list[str] | None, typer.Option("--key", help="NAME=FILE with the private key this member signs with; repeat.")
+        list[str] | None, typer.Option("--key", help="NAME=FILE with the private key of this member; may be repeated.")
     ] = None,
     tls: Annotated[
         bool,
         typer.Option(
             "--tls",
-            help="The closed deployment, with new keys: TLS, a proxy (nginx) that admits members only, a pinned app.",
+            help="Use new keys, TLS, an nginx proxy that admits only members, and a pinned app.",
         ),
     ] = False,
-    test: Annotated[Path | None, typer.Option("--test", help="Images to measure the model on.")] = None,
+    test: Annotated[Path | None, typer.Option("--test", help="Measure the model on these images.")] = None,
     min_members: MinMembers = 0,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for uploads to arrive.")] = 600,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Wait this many seconds for uploads.")] = 600,
     work: Annotated[
-        Path | None, typer.Option("--work", help="Folder for logs and keys; default: FEDERATION/trial.")
+        Path | None, typer.Option("--work", help="Keep logs and keys in this folder; default: FEDERATION/trial.")
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -211,7 +217,9 @@ def try_here(
       oneflare flower try digits --member north=north --member south=south --tls
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import Remarks
     from oneflare.cli.show_federation import fused_federation
+    from oneflare.client.observer import Observer
     from oneflare.errors import ConfigError, WorkError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.coordinator import FederationFiles, FusedFederation, read_fused
@@ -239,13 +247,13 @@ def try_here(
     settings: dict[str, Any] = {"connect-seconds": 120, "reply-seconds": timeout}
     if test is not None:
         settings["test"] = str(test.resolve())
-    say = (lambda _: None) if quiet else show.note
+    observer = Observer() if quiet else Remarks()
     with Deployment(place, closed) as deployment:
         proxy_here = f" behind a proxy on 127.0.0.1:{deployment.door}" if tls else ""
-        say(f"SuperLink on 127.0.0.1:{deployment.port}{proxy_here}, logs in {place}")
+        observer.note(f"SuperLink on 127.0.0.1:{deployment.port}{proxy_here}, logs in {place}")
         for name, config in nodes.items():
             deployment.start_node(name, config)
-        status = deployment.run(app.resolve(), settings, timeout + 300, say)
+        status = deployment.run(app.resolve(), settings, timeout + 300, observer)
     if status != "finished:completed":
         raise WorkError(f"the round ended as {status}; see {place / 'superlink.log'}")
     fused = FusedFederation(charter, FederationFiles(folder), read_fused(folder))

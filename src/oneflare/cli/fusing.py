@@ -1,4 +1,4 @@
-"""`oneflare fuse`: the uploads of finished runs, fused in other ways or by other members, without training."""
+"""`oneflare fuse`: fuses the uploads of finished runs in other ways or with other members, without training."""
 
 from __future__ import annotations
 
@@ -26,22 +26,26 @@ def fuse(
         typer.Option(
             "--fusion",
             "-f",
-            help="Fusion by name, or '{name: ..., option: ...}'; repeat for several.",
+            help="A fusion by its name, or '{name: ..., option: ...}'; may be repeated.",
             autocompletion=names.complete_fusions,
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every fusion the uploads feed, with its cost.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Run every fusion that these uploads allow, and measure its cost.")
+    ] = False,
     with_training: Annotated[
-        bool, typer.Option("--with-training", help="With --all: also fusions that train a network on the server.")
+        bool,
+        typer.Option("--with-training", help="With --all, also run the fusions that train a network on the server."),
     ] = False,
     without: Annotated[
-        list[int] | None, typer.Option("--without", help="Leave this client out, as if it had never been; repeatable.")
+        list[int] | None, typer.Option("--without", help="Leave this client out; may be repeated.")
     ] = None,
     joining: Annotated[
-        list[Path] | None, typer.Option("--with", help="Upload of a client that comes late; repeatable.")
+        list[Path] | None, typer.Option("--with", help="Add the upload of another client; may be repeated.")
     ] = None,
     diagnostics: Annotated[
-        bool, typer.Option("--diagnostics", help="Neural collapse, CKA, cosines and distances over clients.")
+        bool,
+        typer.Option("--diagnostics", help="Also measure neural collapse, CKA, cosines and distances between clients."),
     ] = False,
     json: Json = False,
     quiet: Quiet = False,

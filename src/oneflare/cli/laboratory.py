@@ -1,4 +1,4 @@
-"""Commands that look inside: methods in equations, schedules and lambda as pictures."""
+"""Commands that explain: a method in equations, schedules and lambda as pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from oneflare.cli import names
 from oneflare.cli.commands import Json
 
-Picture = Annotated[Path, typer.Option("--out", "-o", help="Picture to write: .png, .svg or .pdf.")]
+Picture = Annotated[Path, typer.Option("--out", "-o", help="Write the picture to this file: .png, .svg or .pdf.")]
 
 
 def explain(
@@ -18,22 +18,22 @@ def explain(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A method, by name or by the research log's number; or a fusion, controller, anchors or another part.",
+            help="A method by its name or version number, or another part (fusion, controller, ...) by its name.",
             autocompletion=names.complete_explained,
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Say what a method is: loss terms, who decides lambda, anchors, fusions, defaults, where it comes from.
+    """Explain a method: its loss terms, what decides lambda, its anchors, fusions, defaults and origin.
 
-    Of a part (see `oneflare methods --parts`): what it computes and its options. A method goes before a part of the
-    same name; KIND:NAME names the part.
+    For a part (see `oneflare methods --parts`), print what it computes and its options. Where a method and a part have
+    the same name, KIND:NAME names the part.
 
     [bold]Examples[/bold]
 
       oneflare explain flare
 
-      oneflare explain V11
+      oneflare explain uncertainty_coupled
 
       oneflare explain robust_prototypes
 
@@ -73,16 +73,18 @@ def schedule(
         str,
         typer.Argument(
             metavar="NAME",
-            help="constant, linear, cosine or cosine_restarts.",
+            help="The schedule: constant, linear, cosine or cosine_restarts.",
             autocompletion=names.complete_schedules,
         ),
     ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the schedule.", show_default=False)
     ] = None,
     out: Picture = Path("schedule.png"),
-    toy: Annotated[bool, typer.Option("--toy", help="Also: what it does on a loss with two wells.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Noise of the drawn trajectories.")] = 0,
+    toy: Annotated[
+        bool, typer.Option("--toy", help="Also draw what the schedule does on a loss with two wells.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the noise in the drawn trajectories.")] = 0,
 ) -> None:
     """Draw a schedule over progress; with --toy, why one restarts.
 
@@ -115,7 +117,7 @@ def lambda_picture(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     out: Picture = Path("lambda.png"),
     reference: Annotated[
-        float, typer.Option("--reference", help="Start of the hand-made line lambda (1 - p) to compare with.")
+        float, typer.Option("--reference", help="Also draw the line lambda_0 (1 - p) that starts at this value.")
     ] = 20.0,
 ) -> None:
     """Draw lambda over progress: raw and effective, both losses, both variances, conflicts.
@@ -124,7 +126,7 @@ def lambda_picture(
 
       oneflare lambda runs/demo/flare-s0
 
-      oneflare lambda runs/study/V12-s0 runs/study/V14-s0 --out figure2.svg
+      oneflare lambda runs/meta_annealed runs/flare --out figure2.svg
     """
     from oneflare.cli import show
     from oneflare.report import pictures

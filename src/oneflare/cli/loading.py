@@ -1,4 +1,4 @@
-"""From what a user names (a model, an upload, a run, a federation) to a checked model, and what is known about it."""
+"""Finds and checks the model that a user names by a model file, an upload, a run or a federation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     Path,
-    typer.Argument(
-        metavar="MODEL", help="model.safetensors, an upload, or the folder of a federation or run (its own fusion)."
-    ),
+    typer.Argument(metavar="MODEL", help="A model file, an upload, or the folder of a federation or run."),
 ]
 FusionName = Annotated[
-    str | None, typer.Option("--fusion", help="Of a run or federation: the model of this fusion instead of its own.")
+    str | None,
+    typer.Option("--fusion", help="Use the model of this fusion of the run or federation instead of its first one."),
 ]
 Key = Annotated[
     str | None,
@@ -35,7 +34,7 @@ def load(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
     from oneflare.errors import ConfigError
     from oneflare.federation.vouching import known_key
     from oneflare.fusion import load_model
-    from oneflare.fusion.alone import is_upload, model_of_upload
+    from oneflare.fusion.single_upload import is_upload, model_of_upload
 
     file = model_file(path, fusion) if path.is_dir() else path
     if not path.is_dir() and fusion is not None:
@@ -60,7 +59,8 @@ def model_file(folder: Path, fusion: str | None) -> Path:
     from oneflare.errors import RunError, did_you_mean
     from oneflare.federation.charter import FILE
     from oneflare.federation.coordinator import read_fused
-    from oneflare.simulation.stages import RunFiles, read_result
+    from oneflare.simulation.files import RunFiles
+    from oneflare.simulation.stages import read_result
 
     if (folder / FILE).exists():
         fused = read_fused(folder)

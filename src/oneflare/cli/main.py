@@ -1,4 +1,4 @@
-"""`oneflare`: entry point, error handling and the list of commands."""
+"""`oneflare`: the entry point, the handling of errors and the list of commands."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ def root(
         typer.Option(
             "--plugin",
             metavar="MODULE",
-            help="Import a module, or a file such as rule.py, with parts of your own; repeat for several.",
+            help="Import a module or file, such as rule.py, with parts of your own; may be repeated.",
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress and no remarks; also after the command.")
+        bool, typer.Option("--quiet", "-q", help="Print no progress and no remarks. May also follow the command.")
     ] = False,
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", help="Where an error stops the work, show where it was raised; also after the command."
+            "--verbose", "-v", help="Show where in the code an error was raised. May also follow the command."
         ),
     ] = False,
 ) -> None:

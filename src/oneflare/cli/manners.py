@@ -1,5 +1,4 @@
-"""What all commands share: --quiet and --verbose before or after the command, arguments with their help, usage errors
-as one line."""
+"""What all commands share: --quiet and --verbose, arguments with their help, usage errors as one line."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 VERBOSE = "ONEFLARE_VERBOSE"
 """a variable, so that worker processes see it"""
 COMMON = {
-    "quiet": (["--quiet", "-q"], "No progress and no remarks; what was asked for is still printed."),
-    "verbose": (["--verbose", "-v"], "Where an error stops the work, show where it was raised."),
+    "quiet": (["--quiet", "-q"], "Print no progress and no remarks, only the results."),
+    "verbose": (["--verbose", "-v"], "Show where in the code an error was raised."),
 }
 
 _quiet = False

@@ -1,4 +1,4 @@
-"""What one does with a model: ask it, measure it, export it, serve it."""
+"""Commands for a finished model: predict, evaluate, export, serve."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ def predict(
     json: Json = False,
     csv: Annotated[
         bool,
-        typer.Option("--csv", help="Print comma-separated values; text that looks like a formula starts with '."),
+        typer.Option(
+            "--csv", help="Print comma-separated values. An apostrophe is put before text that looks like a formula."
+        ),
     ] = False,
     fusion: FusionName = None,
     key: Key = None,
 ) -> None:
-    """Say what is on images: the top class and its probability.
+    """Classify images: print the most likely class of each and its probability.
 
-    An image that cannot be read is named; the others are still answered, and the exit code is 2.
+    If an image cannot be read, the others are still classified, and the exit code is 2.
 
     [bold]Examples[/bold]
 
@@ -74,7 +76,12 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
 def evaluate(
     model: Model,
     data: Annotated[
-        Path, typer.Option("--data", "-d", help="Folder with one folder per class, or parquet (image, label).")
+        Path,
+        typer.Option(
+            "--data",
+            "-d",
+            help="Labelled images: a folder with one folder per class, or parquet with images and labels.",
+        ),
     ],
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
@@ -82,7 +89,7 @@ def evaluate(
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Measure a model on labelled images: accuracy, balanced, class by class, calibration.
+    """Measure a model on labelled images: accuracy, balanced accuracy, accuracy of each class, calibration.
 
     [bold]Examples[/bold]
 
@@ -152,13 +159,24 @@ def serve(
     fusion: FusionName = None,
     key: Key = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0: any free one.")] = 8000,
-    max_bytes: Annotated[int, typer.Option("--max-bytes", min=1, help="Largest request.")] = 10_000_000,
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes any free port.")
+    ] = 8000,
+    max_bytes: Annotated[
+        int, typer.Option("--max-bytes", min=1, help="Largest size of a request in bytes.")
+    ] = 10_000_000,
     max_pixels: Annotated[
-        int, typer.Option("--max-pixels", min=1, help="All images of one request together; decoding takes ~8 B each.")
+        int,
+        typer.Option(
+            "--max-pixels", min=1, help="Most pixels in all images of one request; decoding takes about 8 bytes each."
+        ),
     ] = 25_000_000,
-    max_seconds: Annotated[float, typer.Option("--max-seconds", min=1, help="Longest request.")] = 60.0,
-    max_connections: Annotated[int, typer.Option("--max-connections", min=1, help="Open at the same time.")] = 64,
+    max_seconds: Annotated[
+        float, typer.Option("--max-seconds", min=1, help="Longest time of a request in seconds.")
+    ] = 60.0,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", min=1, help="Most connections that are open at the same time.")
+    ] = 64,
 ) -> None:
     """Answer over HTTP: a page to drop an image on, POST /predict, GET /health, GET /metrics.
 

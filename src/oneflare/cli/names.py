@@ -1,4 +1,4 @@
-"""Names for the shell to complete, read from the source text: importing the parts would import torch at every tab."""
+"""Names that the shell completes, read from the source text because importing the parts would import torch."""
 
 from __future__ import annotations
 

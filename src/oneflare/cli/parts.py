@@ -1,4 +1,4 @@
-"""`oneflare methods`: the methods, and with --parts everything else that has a name."""
+"""`oneflare methods`: lists the methods, and with --parts every other part that has a name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def methods(
     parts: Annotated[
         bool,
         typer.Option(
-            "--parts", help="Also fusions, controllers, encoders, feature maps, data sets, anchors and the like."
+            "--parts",
+            help="Also list fusions, controllers, encoders, feature maps, data sets, anchors and all other parts.",
         ),
     ] = False,
     json: Json = False,

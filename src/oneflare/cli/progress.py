@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line per client in a log file."""
+"""Progress on stderr: a bar on a terminal, one line per client in a log file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from oneflare.cli.show import MOST_ROWS, client_table, console_for
-from oneflare.client.training import ClientSummary
+from oneflare.cli.show import MOST_ROWS, client_table, console_for, note
+from oneflare.client.files import ClientSummary
+from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data import Dataset, Partition
-from oneflare.simulation.stages import Observer
 
 
 class TerminalObserver(Observer):
@@ -46,8 +46,7 @@ class TerminalObserver(Observer):
         else:
             self.console.print(f"{experiment.method}, seed {experiment.seed}: training {self.clients} clients")
 
-    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
-        del row
+    def epoch(self, client: int, epoch: int, _row: Mapping[str, float], samples: int) -> None:
         self._credit(client, epoch * samples)
 
     def client_done(self, summary: ClientSummary, samples_seen: int) -> None:
@@ -91,6 +90,25 @@ class TerminalObserver(Observer):
         self.console.print(f"[yellow]warning:[/yellow] {text}")
 
 
+def timed_bar(console: Console, *further: ProgressColumn) -> Progress:
+    """A bar with a description, the share that is done and the time left; further columns follow these."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, *further, console=console, transient=True)
+
+
+class Remarks(Observer):
+    """Each remark as a line on stderr."""
+
+    def note(self, text: str) -> None:
+        note(text)
+
+
 @contextlib.contextmanager
 def progress(*, enabled: bool, table: bool) -> Iterator[Observer]:
     if not enabled:
@@ -100,13 +118,5 @@ def progress(*, enabled: bool, table: bool) -> Iterator[Observer]:
     if not console.is_terminal:
         yield TerminalObserver(console, None, table)
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[clients]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with timed_bar(console, TextColumn("{task.fields[clients]}")) as bar:
         yield TerminalObserver(console, bar, table)

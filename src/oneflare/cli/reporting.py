@@ -1,4 +1,4 @@
-"""`oneflare report`: the page, and its figures and tables as files for a paper."""
+"""`oneflare report`: writes the page of a result, and its figures and tables as files for a paper."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ def report(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="WHAT", help="Folder of a run, a comparison or a federation, or a study's results (JSON)."
+            metavar="WHAT",
+            help="The folder of a run, a comparison or a federation, or the JSON file with a study's results.",
         ),
     ],
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also write the figures as files into this folder.")
     ] = None,
-    kind: Annotated[str, typer.Option("--format", help="Of the figures: pdf, png or svg.")] = "pdf",
+    kind: Annotated[str, typer.Option("--format", help="Format of the figures: pdf, png or svg.")] = "pdf",
     latex: Annotated[bool, typer.Option("--latex", help="Also write the tables as LaTeX, beside the page.")] = False,
-    runs: Annotated[Path, typer.Option("--runs", help="For a study: the folder of its runs.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="For a study, the folder of its runs.")] = Path("runs"),
 ) -> None:
     """Write one page that tells what was run and what came out: open it in any browser, no network needed.
 

@@ -1,4 +1,4 @@
-"""Tables and lines on stdout."""
+"""The tables and lines that commands print on stdout."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from oneflare.metrics import Retention
     from oneflare.simulation.stages import Result
     from oneflare.study import Comparison
-    from oneflare.study.bench.suite import Target
+    from oneflare.study.bench.suite import BenchTarget
     from oneflare.study.declare import Declaration
     from oneflare.study.records import StudyResult
-    from oneflare.study.studies import Findings
+    from oneflare.study.studies import StudyReport
 
 WIDEST_TABLE = 20
 MOST_ROWS = 20
@@ -155,14 +155,7 @@ def retention(name: str, teacher: Retention) -> str:
 def comparison(content: Comparison) -> None:
     console = console_for()
     seeds = len(content.seeds)
-    table = Table(
-        title=f"test accuracy %, {seeds} seed{'s' if seeds > 1 else ''}",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("method")
-    for fusion in content.fusions:
-        table.add_column(fusion, justify="right")
+    table = _by_fusion(f"test accuracy %, {seeds} seed{'s' if seeds > 1 else ''}", content.fusions)
     for method in content.methods:
         cells = []
         for fusion in content.fusions:
@@ -175,20 +168,22 @@ def comparison(content: Comparison) -> None:
         table.add_row(method, *cells)
     console.print(fitted(console, table))
     if len(content.methods) > 1:
-        difference = Table(
-            title=f"paired difference to {content.methods[0]}, points",
-            title_justify="left",
-            title_style="bold",
-        )
-        difference.add_column("method")
-        for fusion in content.fusions:
-            difference.add_column(fusion, justify="right")
-        difference.add_column("own fusion", justify="right")
+        columns = [*content.fusions, "own fusion"]
+        difference = _by_fusion(f"paired difference to {content.methods[0]}, points", columns)
         for method in content.methods[1:]:
             cells = [_points(content.difference(method, fusion)) for fusion in content.fusions]
             difference.add_row(method, *cells, _points(content.own_difference(method)))
         console.print(fitted(console, difference))
     console.print("* the method's own fusion; every column is fused from the same uploads")
+
+
+def _by_fusion(title: str, fusions: Iterable[str]) -> Table:
+    """A table without rows: methods below each other, fusions beside each other."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("method")
+    for fusion in fusions:
+        table.add_column(fusion, justify="right")
+    return table
 
 
 def _points(pair: tuple[float, float | None] | None) -> str:
@@ -229,7 +224,7 @@ def explanation(content: Explanation) -> None:
     line("\nlocal loss L_l, the sum of" if content.terms else "\nno network is trained")
     for name, (weight, text) in content.terms.items():
         line(f"  {weight:g} x {name}: {_indented(text, 6)}")
-    for name, text in content.systems.items():
+    for name, text in content.additions.items():
         line(f"\n{name}\n  {_indented(text, 2)}")
     spread = "" if content.worst_cosine is None else f" (largest cosine for 10 classes: {content.worst_cosine:.4f})"
     line(f"\nanchors {content.experiment.anchors['name']}{spread}\n  {_indented(content.anchors, 2)}")
@@ -284,7 +279,7 @@ def study_results(content: StudyResult) -> None:
         console.print(f"{claim.verdict:9}  {claim.id}: {claim.text}", markup=False)
 
 
-def findings(content: Findings) -> None:
+def findings(content: StudyReport) -> None:
     console = console_for()
     for block in content.blocks:
         table = Table(title=block.title, title_justify="left", title_style="bold")
@@ -300,7 +295,7 @@ def findings(content: Findings) -> None:
     console.print(f"{content.seconds:.0f} s; files: {content.path}, {content.path.with_suffix('.md')}")
 
 
-def bench(machine: dict[str, Any], targets: Iterable[Target]) -> None:
+def bench(machine: dict[str, Any], targets: Iterable[BenchTarget]) -> None:
     console = console_for()
     console.print(
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, "

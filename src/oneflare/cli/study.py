@@ -1,4 +1,4 @@
-"""`oneflare study`: the research log's claims and the paper's tables, rerun from their declarations."""
+"""`oneflare study`: runs the declared studies and prints which claims their figures support."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from oneflare.cli import names as complete
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
+    from oneflare.client.observer import Outcome
     from oneflare.core.config import Layer
-    from oneflare.study.cells import Plan
-    from oneflare.study.execute import Outcome
+    from oneflare.study.cells import StudyPlan
 
 LABORATORY = "lambda"
 
@@ -23,35 +23,49 @@ def study(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]... [KEY=VALUE]...",
-            help="Studies by name, a declaration of your own (.yaml), or 'all'; then settings for every cell. "
-            "Without a name: the list of studies.",
+            help="Names of studies, a declaration of your own (.yaml), or 'all'; then settings for every cell. "
+            "Without a name, the studies are listed.",
             show_default=False,
             autocompletion=complete.complete_studies,
         ),
     ] = None,
     scale: Annotated[
         str,
-        typer.Option("--scale", "-s", help="smoke, small or paper.", autocompletion=complete.complete_scales),
+        typer.Option(
+            "--scale", "-s", help="The scale: smoke, small or paper.", autocompletion=complete.complete_scales
+        ),
     ] = "smoke",
     seeds: Annotated[
-        int | None, typer.Option("--seeds", "-n", min=1, help="Seeds, 0 to n-1; default: the scale's (3).")
+        int | None,
+        typer.Option(
+            "--seeds",
+            "-n",
+            min=1,
+            help="Run this many seeds, from 0 to n-1; default: 3, unless the scale states another number.",
+        ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Also the places that are declared as more than usual.")] = False,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder whose cells/ holds the runs.")] = Path("runs"),
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("results"),
+    full: Annotated[
+        bool, typer.Option("--full", help="Also run the additional data sets and alphas of each study.")
+    ] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="Keep the runs in the folder cells/ of this folder.")] = Path(
+        "runs"
+    ),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write the results into this folder.")] = Path("results"),
     processes: Annotated[
-        int | None, typer.Option("--processes", "-p", min=1, help="Cells run at once; default: one per core.")
+        int | None, typer.Option("--processes", "-p", min=1, help="Run this many cells at once; default: one per core.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and the time they take.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the cells and an estimate of their time.")
+    ] = False,
     collect_only: Annotated[
-        bool, typer.Option("--collect", help="Make the results from the cells that are finished; run none.")
+        bool, typer.Option("--collect", help="Make the results from the finished cells, without running any.")
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rerun a piece of the research: its tables, figures and claims, with verdicts.
+    """Run a declared study, and report its tables, figures and claims with verdicts.
 
-    The same command again goes on where it stopped. Several shells may work on one folder of runs.
+    Repeating the command continues where it stopped. Several processes may work on one folder of runs.
 
     [bold]Examples[/bold]
 
@@ -105,7 +119,7 @@ def study(
         raise WorkError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
 
 
-def _run(plans: list[Plan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
+def _run(plans: list[StudyPlan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
     """The cells that failed."""
     from oneflare.cli.study_progress import study_progress
     from oneflare.study.cells import unique_cells
@@ -113,8 +127,8 @@ def _run(plans: list[Plan], runs: Path, processes: int | None, *, quiet: bool) -
     from oneflare.study.execute import run_cells
 
     cells = unique_cells(plans)
-    with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as watcher:
-        outcomes = run_cells(cells, runs, processes=processes, watcher=watcher)
+    with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as observer:
+        outcomes = run_cells(cells, runs, processes=processes, observer=observer)
     return [outcome for outcome in outcomes if outcome.status == "failed"]
 
 
@@ -131,7 +145,7 @@ def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool)
         show.findings(findings)
 
 
-def _dry_run(plans: list[Plan], runs: Path, processes: int | None, *, json: bool) -> None:
+def _dry_run(plans: list[StudyPlan], runs: Path, processes: int | None, *, json: bool) -> None:
     from oneflare.cli import show
     from oneflare.simulation.engines import default_workers
     from oneflare.study.cells import unique_cells

@@ -1,4 +1,4 @@
-"""Commands about trust: what uploads give away, and what hostile ones do to a model."""
+"""Commands about trust: what uploads reveal, and what hostile uploads do to a model."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def audit(folder: RunFolder, json: Json = False, quiet: Quiet = False) -> None:
 
 
 def attacks(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for attacks.json and attacks.md.")] = Path(
-        "results/trust"
-    ),
-    runs: Annotated[Path, typer.Option("--runs", help="Folder for the runs; what is there is not repeated.")] = Path(
-        "runs/attacks"
-    ),
-    seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Seeds, 0 to n-1.")] = 3,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Write attacks.json and attacks.md into this folder.")
+    ] = Path("results/trust"),
+    runs: Annotated[
+        Path, typer.Option("--runs", help="Keep the runs in this folder; finished runs are not repeated.")
+    ] = Path("runs/attacks"),
+    seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="Run this many seeds, from 0 to n-1.")] = 3,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -1,1 +1,1 @@
-"""One client's isolated work: its job, training, cohorts of small clients, what it measures for the server."""
+"""One client's isolated work: its job, its training, cohorts of small clients, and what it measures for the server."""

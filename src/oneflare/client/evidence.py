@@ -1,4 +1,4 @@
-"""Measuring the evidence of `oneflare.upload.evidence`: one pass over the client's own images after training."""
+"""Measures the evidence of `oneflare.upload.evidence` in one pass over the client's own images after training."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""The server's teacher: a network trained on the public split before any client starts, and its view of that split."""
+"""The server's teacher: a network that is trained on the public split before any client starts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from oneflare.client.training import LocalTraining, shared_start
+from oneflare.client.loop import LocalTraining
+from oneflare.client.start import shared_start
 from oneflare.core.config import Experiment
 from oneflare.data import Augmentation, ClientData, Split, prepare
 from oneflare.nn.hardware import one_thread
@@ -36,7 +37,7 @@ def teacher_features(
             Augmentation.for_data(experiment.augment, image, flip),
             build_controller({"name": "none"}, ClientFacts(tuple(data.counts.tolist()))),
             None,
-            experiment.objective.alone(),
+            experiment.objective.without_additions(),
             experiment.train.model_copy(update={"epochs": epochs}),
             (experiment.seed, TEACHER),
         )

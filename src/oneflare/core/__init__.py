@@ -1,1 +1,1 @@
-"""What everything stands on: the experiment and its options, registries, schedules, seeds, files, plugins, noise."""
+"""What all other rooms use: the experiment, registries, schedules, seeds, files, plugins and noise."""

@@ -1,4 +1,4 @@
-"""The experiment: everything a run depends on, frozen and checked before any work.
+"""The experiment: every option that a run depends on, checked before any work.
 
 Values come from layers (defaults, a method's recipe, a YAML file, `key=value` overrides, keyword arguments), later
 ones winning. Components that are chosen by name (encoder, anchors, controller, fusions) are `{name: ..., option: ...}`
@@ -171,8 +171,8 @@ class ObjectiveConfig(Section):
     proximal: float | None = Field(None, gt=0, description="mu of the pull back to the shared start (FedProx)")
     freeze_prototypes: bool | None = Field(None, description="prototypes are the anchors and stay there")
 
-    def alone(self) -> ObjectiveConfig:
-        """The terms without what a client holds beside them."""
+    def without_additions(self) -> ObjectiveConfig:
+        """The terms without bank, stages and proximal term."""
         return self.model_copy(update={"bank": None, "alignment_epochs": None, "proximal": None})
 
     @property
@@ -180,8 +180,8 @@ class ObjectiveConfig(Section):
         return self.bank is not None and self.bank["name"] == "public"
 
     @property
-    def systems(self) -> bool:
-        """Whether a client holds anything beside the terms."""
+    def has_additions(self) -> bool:
+        """Whether a client uses a bank, stages, a proximal term or frozen prototypes beside its loss terms."""
         return bool(self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
 
 
@@ -199,7 +199,10 @@ class TrainConfig(Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     momentum_reset: bool = Field(False, description="velocity to zero where the schedule restarts")
     thermostat: float = Field(
-        0.0, ge=0, description="noise that holds the squared update at this part of the first epoch's; 0: none"
+        0.0,
+        ge=0,
+        description="adds noise so that the squared size of an update stays at this fraction of its size in the first "
+        "epoch; 0 adds none",
     )
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and nested state in safetensors (never pickle)."""
+"""Writes files that appear whole or not at all, and keeps nested state in safetensors (never pickle)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from oneflare.errors import InUseError, RunError
+from oneflare.errors import InUseError, OneFlareError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -77,21 +77,33 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
-def read_regular(path: Path, size_limit: int) -> bytes:
-    """The bytes of a regular file of bounded size; a pipe or device is refused and never waited for."""
+@contextlib.contextmanager
+def open_regular(
+    path: Path, refuse: type[OneFlareError] = RunError, remedy: str = "give a regular file"
+) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file and its size; a pipe or device is refused and never waited for."""
+    irregular = f"{path}: is a directory, pipe or device; {remedy}"
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise RunError(f"{path}: is a directory, pipe or device; give a regular file")
-            if status.st_size > size_limit:
-                raise RunError(f"{path}: {status.st_size:,} bytes exceed the limit of {size_limit:,}")
-            return file.read(size_limit)
+                raise refuse(irregular)
+            yield file, status.st_size
+    except FileNotFoundError:
+        raise refuse(f"{path}: no such file") from None
     except IsADirectoryError:
-        raise RunError(f"{path}: is a directory, pipe or device; give a regular file") from None
+        raise refuse(irregular) from None
     except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+        raise refuse(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_regular(path: Path, size_limit: int) -> bytes:
+    """The bytes of a regular file of bounded size."""
+    with open_regular(path) as (file, size):
+        if size > size_limit:
+            raise RunError(f"{path}: {size:,} bytes exceed the limit of {size_limit:,}")
+        return file.read(size_limit)
 
 
 def read_json(path: Path) -> Any:

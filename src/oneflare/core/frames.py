@@ -1,4 +1,4 @@
-"""Whose code an error comes from: the lines of the user's own files in a traceback, without ours and the libraries'."""
+"""The lines of the user's own files in a traceback, without those of OneFlare and of libraries."""
 
 from __future__ import annotations
 

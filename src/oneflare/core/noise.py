@@ -1,4 +1,4 @@
-"""Exact discrete noise for differential privacy, drawn from the operating system's randomness and from nothing else.
+"""Exact discrete noise for differential privacy, drawn only from the operating system's randomness.
 
 The samplers are Algorithms 1 to 3 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
 (NeurIPS 2020, arXiv:2004.00010), over whole arrays. Its Section 5 proves that the output has exactly the stated law,

@@ -1,4 +1,4 @@
-"""Text of others as one harmless line: for the terminal, a log, a table, a page, Markdown or a spreadsheet.
+"""Turns text from others into one harmless line for a terminal, log, table, page, Markdown or spreadsheet.
 
 File names, members' names, reasons and notes come from people who may want to forge a line of a log, colour a terminal
 or start a formula. Whatever is written for people goes through `plain`; the two forms below add what their format

@@ -1,4 +1,4 @@
-"""Parts from the user's own modules: importing a module registers what it defines, nothing else is needed.
+"""Imports the user's own modules, so that the parts they define are registered.
 
 Named in three ways: the entry points `oneflare.plugins` of an installed package, the variable ONEFLARE_PLUGINS (names
 separated by commas), or `oneflare --plugin NAME` (or a file, `--plugin rule.py`), which adds to that variable so that

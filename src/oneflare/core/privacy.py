@@ -1,4 +1,4 @@
-"""The discrete Gaussian mechanism for sums over images.
+"""The discrete Gaussian mechanism for sums over images, and its privacy cost.
 
 Neighbours differ in one image with its label (replaced by any other), so the number of images is public.
 

@@ -1,15 +1,17 @@
-"""Names for things that can be chosen: encoders, anchors, controllers, fusions, methods, ...
+"""Registries of parts that are chosen by name: encoders, anchors, controllers, fusions, methods and others.
 
 One convention serves them all: **positional parameters of a registered class or function are given by the
 framework, keyword-only parameters are its configuration.** The signature therefore is the schema: defaults live
-on the class, a misspelt option is answered with "did you mean", and a new entry needs no other file.
+on the class, a misspelt option is answered with "did you mean", and a new entry needs no other file. Options that
+several entries share form a frozen dataclass that extends `Options`: a keyword-only parameter of that type stands for
+all its fields, and users give each field by its own name.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -21,11 +23,28 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Options:
+    """The base of a frozen dataclass of options that travel as one parameter of a registered part."""
+
+
 @dataclass(frozen=True)
 class Entry(Generic[T]):
+    """One registered part: its name, what builds it, and the schema of its options."""
+
     name: str
     factory: Callable[..., T]
     schema: type[BaseModel]
+    groups: Mapping[str, type[Options]]
+    """keyword-only parameters that stand for several options"""
+
+    def build(self, given: Iterable[Any], options: Mapping[str, Any]) -> T:
+        """given: what the framework provides. options: every option by its own name."""
+        left = dict(options)
+        grouped = {
+            name: group(**{field.name: left.pop(field.name) for field in fields(group)})  # type: ignore[arg-type]
+            for name, group in self.groups.items()
+        }
+        return self.factory(*given, **left, **grouped)
 
     @property
     def document(self) -> str:
@@ -48,7 +67,8 @@ class Registry(Generic[T]):
         def add(factory: F) -> F:
             if name in self._entries:
                 raise ValueError(f"{self.kind} '{name}' is registered twice")
-            self._entries[name] = Entry(name, factory, _schema(self.kind, name, factory))
+            groups = {parameter.name: kind for parameter, kind in _options(factory) if _is_group(kind)}
+            self._entries[name] = Entry(name, factory, _schema(self.kind, name, factory), groups)
             return factory
 
         return add
@@ -76,7 +96,7 @@ class Registry(Generic[T]):
 
     def build(self, spec: Mapping[str, Any], *given: Any) -> T:
         options = self.complete(spec)
-        return self[options.pop("name")].factory(*given, **options)
+        return self[options.pop("name")].build(given, options)
 
 
 def sources_used(registries: Iterable[Registry[Any]], content: Any) -> dict[str, str]:
@@ -99,15 +119,29 @@ def _words(content: Any) -> Iterator[str]:
 
 
 def _schema(kind: str, name: str, factory: Callable[..., Any]) -> type[BaseModel]:
+    schema: dict[str, Any] = {}
+    for parameter, hint in _options(factory):
+        if _is_group(hint):
+            hints = get_type_hints(hint, include_extras=True)
+            for field in fields(hint):
+                schema[field.name] = (hints[field.name], getattr(parameter.default, field.name))
+        else:
+            schema[parameter.name] = (hint, ... if parameter.default is inspect.Parameter.empty else parameter.default)
+    return create_model(
+        f"{kind} {name}", __config__=ConfigDict(extra="forbid", frozen=True, validate_default=True), **schema
+    )
+
+
+def _options(factory: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """The keyword-only parameters with their types."""
     hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
-    fields: dict[str, Any] = {}
     for parameter in inspect.signature(factory).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            fields[parameter.name] = (hints.get(parameter.name, Any), default)
-    return create_model(
-        f"{kind} {name}", __config__=ConfigDict(extra="forbid", frozen=True, validate_default=True), **fields
-    )
+            yield parameter, hints.get(parameter.name, Any)
+
+
+def _is_group(hint: Any) -> bool:
+    return inspect.isclass(hint) and issubclass(hint, Options)
 
 
 def one_line(error: ValidationError, model: type[BaseModel], where: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The source text behind a part of the user's: which files it is made of, and a digest that changes when they do.
+"""Finds the source files behind a user's part, and computes a digest that changes when they do.
 
 A module counts with every module that it imports from its own folder or its own package; a package counts with all
 Python files below it. What other distributions install counts by name only, as any library does.

@@ -1,4 +1,4 @@
-"""What an interrupted command has kept. Whoever works for long says it; the command line prints it when it stops."""
+"""Remembers what an interrupted command has kept, so that the command line can print it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON and YAML from others: what two readers could understand differently is refused, and so is what takes memory."""
+"""Reads JSON and YAML from others, and refuses what is ambiguous or would take too much memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images with labels: where they come from, who owns them, how they are varied."""
+"""Images with labels: where they come from, which client owns them, and how they are augmented."""
 
 from oneflare.data.augment import Augmentation
 from oneflare.data.dataset import ClientData, Dataset, ImageSpec, Split, from_arrays, prepare

@@ -1,4 +1,4 @@
-"""Two random views per image, vectorised over the batch: geometry as one sampling grid, colour as one affine map."""
+"""Two random views per image, computed for the whole batch at once."""
 
 from __future__ import annotations
 

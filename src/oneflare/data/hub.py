@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached at all, found out at once instead of by its library's retries."""
+"""Checks whether the Hugging Face hub can be reached before its library starts to retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoded images to pixels, in one place: training, measuring, predicting and serving all decode here.
+"""Decodes image files to pixels, for training, measuring, predicting and serving alike.
 
 What an image's numbers mean is stated by a `Pixels` rule, which is part of a federation's terms and of a model's file.
 Nothing is guessed: an image that the rule does not cover is refused with the reason, and every change is counted.

@@ -1,4 +1,4 @@
-"""Labelled image files: class folders as people keep them, gathered with whatever cannot be used set aside."""
+"""Reads folders of labelled image files, and sets aside what cannot be used."""
 
 from __future__ import annotations
 

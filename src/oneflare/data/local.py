@@ -1,4 +1,4 @@
-"""A member's own images against the terms of its federation: class folders, or parquet with image bytes and labels."""
+"""Reads a member's own images (class folders or parquet) and checks them against the terms of its federation."""
 
 from __future__ import annotations
 

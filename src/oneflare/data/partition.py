@@ -1,4 +1,4 @@
-"""Who owns what: deterministic splits of a training set over clients.
+"""Deterministic splits of a training set over clients.
 
 Each partitioner owns its generator and returns one index array per client. All but `dirichlet_overlap` give every
 sample exactly one owner.

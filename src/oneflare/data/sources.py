@@ -1,4 +1,4 @@
-"""Where images come from: embedded digits, parquet in hub layout, class folders, the Hugging Face hub."""
+"""The sources of images: embedded digits, parquet in hub layout, class folders, the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Real federations: the charter, a member's side, the coordinator's side, the page, Flower."""
+"""Real federations: the charter, the members' side, the coordinator's side, the page of a fusion, and Flower."""

@@ -1,4 +1,4 @@
-"""The coordinator's side of a real federation: a folder of uploads in, one model with its card out.
+"""The coordinator's side of a federation: fuses a folder of uploads into one model with its card.
 
 The federation's folder keeps a copy of every upload that was fused, so members join (`add`) and leave (`remove`)
 later and the result is exactly that of a fresh fusion of whoever is in: a function of the uploads, in order of name.
@@ -7,19 +7,20 @@ later and the result is exactly that of a fresh fusion of whoever is in: a funct
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
+from oneflare.client.observer import Observer
 from oneflare.core.files import exclusive, read_json, remove_partial
 from oneflare.core.plain import plain
 from oneflare.data import Split
 from oneflare.errors import RunError, did_you_mean
 from oneflare.federation.admission import Admission, admitted, refuse_faulty
 from oneflare.federation.charter import Charter, read_charter
-from oneflare.federation.intake import Intake, Verdict, take_in
+from oneflare.federation.intake import Examination, Intake, take_in
 from oneflare.federation.member import now
 from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared
 from oneflare.federation.vouching import coordinator_key, sign_fusion
@@ -28,8 +29,6 @@ from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.metrics import fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -37,12 +36,14 @@ class Rules:
 
     late: also those made after the deadline. keep: a member that sent nothing usable now stays in with its upload of
     the last fusion. min_members: fewer members and nothing is fused; None: as many as the last fusion had, without
-    those who were removed; where there was none yet, all who are admitted.
+    those who were removed; where there was none yet, all who are admitted. admission: how members are checked by what
+    they do to answers; None: they are not.
     """
 
     late: bool = False
     keep: bool = False
     min_members: int | None = None
+    admission: Admission | None = None
 
     def least(self, charter: Charter, last: Mapping[str, Any] | None, removed: Mapping[str, str]) -> int:
         """How many members a fusion needs; who was removed does not count."""
@@ -69,17 +70,15 @@ def fuse_federation(
     remove: Sequence[str] = (),
     rules: Rules | None = None,
     test: Split | None = None,
-    admission: Admission | None = None,
-    say: Say | None = None,
+    observer: Observer | None = None,
 ) -> FusedFederation:
     """Verify, choose, fuse, write model and result. Without `uploads`, those of the last fusion are taken again.
 
     Where too few members are left nothing is changed (`Rules.min_members`). The version before stays in `previous/`.
 
-    test: held-out images the coordinator may have; otherwise the model stays unmeasured. admission: how members are
-    checked by what they do to answers; otherwise nobody is.
+    test: held-out images the coordinator may have; otherwise the model stays unmeasured.
     """
-    files, rules, tell = FederationFiles(folder), rules or Rules(), say or (lambda _: None)
+    files, rules, observer = FederationFiles(folder), rules or Rules(), observer or Observer()
     coordinator_key(read_charter(folder), folder)  # a wrong key is found before the work
     with exclusive(folder):
         charter = read_charter(folder)
@@ -88,10 +87,10 @@ def fuse_federation(
         intake = _examined(charter, files, uploads, add, rules)
         intake, removed = _without(charter, intake, remove, files.known().removed)
         for note in intake.notes:
-            tell(note)
+            observer.note(note)
         least = rules.least(charter, last, removed)
         _enough(intake, least, charter, last, removed)
-        tell(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
+        observer.note(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
         with one_thread(), prepared(files) as place:
             collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
             names = {upload.client: name for name, upload in intake.uploads.items()}
@@ -99,23 +98,23 @@ def fuse_federation(
             def work(kept: UploadSet) -> tuple[dict[str, str], dict[str, Any] | None, dict[str, dict[str, Any]]]:
                 suspects = _suspects(kept, names)
                 for warning in suspects.values():
-                    tell(warning)
+                    observer.note(warning)
                 checked = None
-                if admission is not None:
-                    checked = admitted(admission, charter.terms.fusions[0], kept, names, tell)
+                if rules.admission is not None:
+                    checked = admitted(rules.admission, charter.terms.fusions[0], kept, names, observer)
                 return suspects, checked, _fuse(charter, place, kept, test)
 
             (suspects, checked, fusions), faults = without_faulty(collected, work)
             intake = refuse_faulty(intake, faults)
             for fault in faults:
-                tell(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
+                observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
             _enough(intake, least, charter, last, removed)
             content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects, "admission": checked}
             content["change"] = change(last, content)
             install(files, content, intake.uploads, removed)
         unsigned = sign_fusion(charter, folder, content)
         if unsigned is not None:
-            tell(unsigned)
+            observer.note(unsigned)
     return FusedFederation(charter, files, content)
 
 
@@ -211,7 +210,7 @@ def _without(
         left[name] = now()
         for index, verdict in enumerate(verdicts):
             if verdict.member == name and verdict.status == "in":
-                verdicts[index] = Verdict(**(verdict.to_dict() | {"status": "removed", "reason": "removed now"}))
+                verdicts[index] = Examination(**(verdict.to_dict() | {"status": "removed", "reason": "removed now"}))
     uploads = {name: upload for name, upload in intake.uploads.items() if name not in remove}
     return Intake(uploads, tuple(verdicts), intake.notes), left
 

@@ -1,4 +1,4 @@
-"""Which uploads a federation takes: every file is examined, none is trusted, and each gets a verdict in words."""
+"""Examines every upload that a federation receives and gives each a verdict in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oneflare.upload import Upload, read_manifest, read_upload
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Examination:
     """What became of one file."""
 
     file: str
@@ -53,13 +53,13 @@ class Intake:
     """The verified uploads by member, ordered by name, and the verdict on every file."""
 
     uploads: dict[str, Upload]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Examination, ...]
     notes: tuple[str, ...] = ()
     """what the coordinator must hear: who sent more than one upload, and which was taken"""
 
 
 @dataclass(frozen=True)
-class Known:
+class UploadHistory:
     """What a federation remembers about its members' uploads.
 
     removed: member -> when it was removed. newest: member -> the date of the newest upload of it that was fused.
@@ -85,10 +85,10 @@ class _Candidate:
 @dataclass
 class _Desk:
     charter: Charter
-    known: Known
+    known: UploadHistory
     late: bool
     carriers: Mapping[Path, str]
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[Examination] = field(default_factory=list)
     candidates: dict[str, list[_Candidate]] = field(default_factory=lambda: defaultdict(list))
 
     def examine(self, path: Path, explicit: bool) -> None:
@@ -130,7 +130,7 @@ class _Desk:
     ) -> None:
         claims, created = manifest.get("member"), manifest.get("created")
         self.verdicts.append(
-            Verdict(
+            Examination(
                 plain(path),
                 status,
                 None if sender is None else sender.member,
@@ -203,7 +203,7 @@ def take_in(
     files: Iterable[Path],
     explicit: Sequence[Path] = (),
     *,
-    known: Known | None = None,
+    known: UploadHistory | None = None,
     late: bool = False,
     carriers: Mapping[Path, str] | None = None,
     fallback: Sequence[Path] = (),
@@ -213,7 +213,7 @@ def take_in(
     late: uploads made after the deadline count. carriers: file -> the member whose connection delivered it, see
     `roster.identify`. fallback: MEMBER.safetensors, examined for members that sent nothing usable.
     """
-    desk = _Desk(charter, known or Known(), late, carriers or {})
+    desk = _Desk(charter, known or UploadHistory(), late, carriers or {})
     for path in explicit:
         desk.examine(path, explicit=True)
     for path in files:

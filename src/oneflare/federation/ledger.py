@@ -1,4 +1,4 @@
-"""What a member has already told about its images: the privacy budget, kept by the member and raised by nobody else.
+"""The member's record of its privacy budget: what its earlier uploads have already revealed.
 
 Noise protects an image as long as it is answered for once. A coordinator that asks again gets the kept upload again,
 which tells nothing new; a fresh answer about the same images adds its epsilon to what was spent and is refused beyond

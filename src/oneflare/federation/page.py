@@ -1,4 +1,4 @@
-"""The card and the page of a fused federation: who took part, with what, what the model is for and what it is not."""
+"""The card and the page of a fused federation: who took part, and what the model is for."""
 
 from __future__ import annotations
 

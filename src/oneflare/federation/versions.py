@@ -1,4 +1,4 @@
-"""The files of a federation by file: what is where, and how one fusion follows another without losing it.
+"""The files of a federation by file, and how a new fusion replaces an earlier one without losing it.
 
 A fusion is prepared beside the files in use and put in their place when all of it is there. The version before it stays
 whole in `previous/`, unless somebody was removed who is in it: then nothing of that version is kept.
@@ -17,7 +17,7 @@ from typing import Any
 from oneflare.core.files import read_json, write_bytes, write_json
 from oneflare.errors import RunError, UploadError
 from oneflare.federation.charter import FILE
-from oneflare.federation.intake import Known
+from oneflare.federation.intake import UploadHistory
 from oneflare.models.sealing import SUFFIX
 from oneflare.upload import Upload, read_manifest
 
@@ -48,13 +48,13 @@ class FederationFiles:
         """The uploads of the last fusion."""
         return sorted(self.members.glob(UPLOADS))
 
-    def known(self) -> Known:
+    def known(self) -> UploadHistory:
         """Who was removed, and how new each member's upload was."""
         if not self.state.exists():
-            return Known()
+            return UploadHistory()
         state = read_json(self.state)
         try:
-            return Known(dict(state["removed"]), dict(state.get("newest", {})))
+            return UploadHistory(dict(state["removed"]), dict(state.get("newest", {})))
         except (KeyError, TypeError, ValueError):
             raise RunError(f"{self.state} is damaged; restore it from a copy: it says who was removed") from None
 

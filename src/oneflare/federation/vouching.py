@@ -1,4 +1,4 @@
-"""The coordinator's key: it signs what a fusion gives, and whoever has the charter, or the key, can check a model.
+"""The coordinator's key: signs what a fusion gives, and checks a model against the charter or the key.
 
 The private key lies in the federation's folder and stays there; the public one is in the charter, whose fingerprint
 covers it, so members who compared the fingerprint know the key.
@@ -20,7 +20,7 @@ PRIVATE, PUBLIC = "coordinator.key", "coordinator.pub"
 
 
 @dataclass(frozen=True)
-class Known:
+class TrustedKey:
     """A public key against which models are checked, and where it is known from."""
 
     key: str
@@ -74,14 +74,14 @@ def sign_card(charter: Charter, card: Path, content: Mapping[str, Any]) -> None:
         seal(card, key, kind="card", federation=charter.fingerprint, signed=str(content["fused"]))
 
 
-def known_key(file: Path, given: str | None) -> Known | None:
+def known_key(file: Path, given: str | None) -> TrustedKey | None:
     """The key to check a file with: the given one (itself or its file), else that of the charter beside the file."""
     if given is not None:
-        return Known(public_key_of(given), "--key")
+        return TrustedKey(public_key_of(given), "--key")
     folder = file.parent.parent if file.parent.name == MODELS else file.parent
     if not (folder / FILE).is_file():
         return None
     charter = read_charter(folder)
     if charter.coordinator is None:
         return None
-    return Known(charter.coordinator, str(folder / FILE), charter.fingerprint)
+    return TrustedKey(charter.coordinator, str(folder / FILE), charter.fingerprint)

@@ -1,4 +1,4 @@
-"""Uploads -> one global model. The same uploads feed every fusion."""
+"""Fusions: pure functions from verified uploads to one global model."""
 
 from oneflare.fusion import analytic, averaging, density, distillation, features, trust  # noqa: F401  (registers)
 from oneflare.fusion.base import (

@@ -1,4 +1,4 @@
-"""What a fusion is: a pure function from verified uploads to a global model, which declares what it needs."""
+"""The contract of a fusion, the registry of fusions, and the set of uploads that they receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fusing goes on without a member whose upload turns out to be of no use, and says who that was."""
+"""Continues a fusion without the members whose uploads turn out to be unusable, and names them."""
 
 from __future__ import annotations
 

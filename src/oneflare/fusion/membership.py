@@ -1,4 +1,4 @@
-"""Who takes part in a fusion: a client that leaves is never seen, one that comes late was always there.
+"""Chooses who takes part in a fusion: clients can be left out or join later.
 
 A fusion is a function of the set of uploads alone, so leaving out a file is exact unlearning. The result lies in a
 folder of its own: the run's fusions stay as they are.

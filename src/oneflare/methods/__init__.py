@@ -1,4 +1,4 @@
-"""Names for whole methods: a recipe sets objective, anchors, controller and fusions; everything can be overridden.
+"""Methods by name: a recipe sets objective, anchors, controller and fusions, and every option can be overridden.
 
 `recipes` is plain data and imports at once; `resolve` checks every name and therefore loads the library.
 """

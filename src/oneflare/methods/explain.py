@@ -1,4 +1,4 @@
-"""A method in words and equations: what it minimises, who decides lambda, and how the server fuses."""
+"""Explains a method in words and equations: what it minimises, what decides lambda, how the server fuses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import yaml
 
 from oneflare.core.config import Experiment
 from oneflare.fusion import FUSIONS
+from oneflare.methods.additions import describe_additions
 from oneflare.methods.recipes import REUSED, Method, find_method
 from oneflare.methods.resolve import resolve
-from oneflare.methods.systems import describe_systems
 from oneflare.nn import ANCHORS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM, encoder_spec
 from oneflare.objective import CONTROLLERS, TERMS
@@ -30,7 +30,7 @@ class Explanation:
     anchors: str
     worst_cosine: float | None
     """of the two closest anchors, for ten classes"""
-    systems: dict[str, str]
+    additions: dict[str, str]
     """what a client holds beside its terms"""
     feature_map: str | None
     """whose statistics uploads hold; None without statistics"""
@@ -48,7 +48,7 @@ class Explanation:
             "controller": self.controller,
             "anchors": self.anchors,
             "worst_cosine": self.worst_cosine,
-            "systems": self.systems,
+            "additions": self.additions,
             "feature_map": self.feature_map,
             "fusions": self.fusions,
             "defaults": self.defaults,
@@ -64,7 +64,7 @@ class Explanation:
 
 
 def explain(name: str) -> Explanation:
-    """By name or by the log's number."""
+    """By name or by version number; a number that once meant several methods comes with a note."""
     method = find_method(name)
     experiment = resolve({"method": method.name})
     anchors = ANCHORS[experiment.anchors["name"]]
@@ -77,8 +77,8 @@ def explain(name: str) -> Explanation:
         CONTROLLERS[experiment.controller["name"]].document,
         anchors.document,
         None if built is None else built.worst_cosine,
-        describe_systems(experiment.objective),
+        describe_additions(experiment.objective),
         None if experiment.analytic["name"] == "none" else FEATURE_MAPS[experiment.analytic["name"]].document,
         {spec["name"]: FUSIONS[spec["name"]].summary for spec in experiment.fusions},
-        [REUSED[number] for number in method.numbers if number in REUSED],
+        [note for number, note in REUSED.items() if number.lower() == name.lower()],
     )

@@ -1,4 +1,4 @@
-"""The methods by name. The research log's version numbers are aliases; where it reused one, `REUSED` says for what."""
+"""The methods by name, and the version numbers that are their aliases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Method:
     """the log's number, or where else it is from"""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     reference: str = ""
-    """the entry of the log that describes it, or where else to read about it"""
+    """where to read about it"""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -29,6 +29,7 @@ class Method:
         return tuple(number for number in (self.version, *self.aliases) if number[:1] == "V")
 
 
+LOG = "research log"
 ALL_TERMS = {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation": 1.0}
 CLASSIFY = {"terms": {"cls": 1.0}}
 FAFI = {"terms": ALL_TERMS}
@@ -54,25 +55,19 @@ def _first(name: str) -> list[str]:
 
 
 def _aligned(
-    name: str,
-    summary: str,
-    version: str,
     controller: Mapping[str, Any],
-    reference: str,
     *,
     anchors: str = "etf",
     fusion: str = "feature_mean",
-    aliases: tuple[str, ...] = (),
     objective: Mapping[str, Any] = FAFI,
-) -> Method:
-    """FAFI with prototypes pulled toward anchors."""
-    recipe = {
+) -> dict[str, Any]:
+    """The recipe of FAFI with prototypes pulled toward anchors."""
+    return {
         "objective": objective,
         "anchors": {"name": anchors},
         "controller": controller,
         "fusions": _first(fusion),
     }
-    return Method(name, summary, version, recipe, reference, aliases)
 
 
 BASELINES = (
@@ -95,148 +90,140 @@ BASELINES = (
         "FAFI: contrastive local objective with learnable prototypes, features fused",
         "V4",
         {"objective": FAFI, "fusions": _first("feature_mean")},
-        "log, the baseline of every entry",
+        LOG,
     ),
 )
 
 BY_HAND = (
-    _aligned(
+    Method(
         "drcl",
         "FAFI with prototypes pulled toward random anchors, lambda fixed",
         "V5",
-        {"name": "fixed", "lambda_0": 5.0},
-        "log, 4-DRCL",
-        anchors="random",
+        _aligned({"name": "fixed", "lambda_0": 5.0}, anchors="random"),
+        LOG,
     ),
-    _aligned(
+    Method(
         "random_annealed",
         "FAFI pulled toward random anchors, lambda falling linearly from 5",
         "V6",
-        {"name": "annealed", "lambda_0": 5.0, "schedule": "linear"},
-        "log, 5-DRCL-with-lambda-annealing",
-        anchors="random",
+        _aligned({"name": "annealed", "lambda_0": 5.0, "schedule": "linear"}, anchors="random"),
+        LOG,
     ),
-    _aligned(
+    Method(
         "etf_annealed",
         "FAFI pulled toward a simplex ETF, lambda falling linearly from 20",
         "V7",
-        {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
-        "log, 6-DRCL-ETF",
+        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "progressive",
         "the target moves from the initial prototypes to the ETF while lambda falls",
         "V8",
-        {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
-        "log, 7-progressive-alignment",
-        anchors="progressive",
+        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, anchors="progressive"),
+        LOG,
     ),
-    _aligned(
+    Method(
         "entropy",
         "lambda from the entropy of each client's classes, falling linearly",
         "V9",
-        {"name": "entropy"},
-        "log, 2-A&B (plan A)",
+        _aligned({"name": "entropy"}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "shrink",
-        "V7 without anchors: weight decay on the prototypes alone, as strong and as annealed",
+        "etf_annealed without anchors: weight decay on the prototypes alone, as strong and as annealed",
         "ours",
-        {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
+        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, anchors="shrink"),
         "ablation: how much of alignment is only shorter prototypes",
-        anchors="shrink",
     ),
-    _aligned(
+    Method(
         "pcgrad",
-        "V7, and where alignment opposes the local gradient the conflict is projected out",
+        "etf_annealed, and where alignment opposes the local gradient the conflict is projected out",
         "plan C",
-        {"name": "annealed", "lambda_0": 20.0, "schedule": "linear"},
-        "log, 1-part2_roadmap (plan C); Yu et al. 2020",
-        objective={**FAFI, "pcgrad": True},
+        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, objective={**FAFI, "pcgrad": True}),
+        "Yu et al. 2020",
     ),
 )
 
 LEARNED = (
-    _aligned(
+    Method(
         "uncertainty",
         "lambda from task uncertainty, weights and sigmas in one loss: slows its own learning",
         "V10",
-        {"name": "uncertainty"},
-        "log, 4-Why-v10-fails and 5-Why-v10-fails-again",
+        _aligned({"name": "uncertainty"}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "uncertainty_rescaled",
         "lambda from task uncertainty, the learning rate left alone; settles, never anneals",
         "V10-Rescaled",
-        {"name": "uncertainty_rescaled"},
-        "log, 6-Why-v10-doesn't-fail-this-time",
+        _aligned({"name": "uncertainty_rescaled"}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "uncertainty_coupled",
-        "V10-Rescaled with annealing inside its loss: lambda climbs as fast as annealing falls",
+        "uncertainty_rescaled with annealing inside its loss: lambda climbs as fast as annealing falls",
         "V11",
-        {"name": "uncertainty_coupled", "schedule": "linear"},
-        "log, 7-why-v11-fails",
+        _aligned({"name": "uncertainty_coupled", "schedule": "linear"}),
+        LOG,
         aliases=("V11-Linear",),
     ),
-    _aligned(
+    Method(
         "uncertainty_coupled_cosine",
-        "V11 with a cosine",
+        "uncertainty_coupled with a cosine schedule",
         "V11-Cosine",
-        {"name": "uncertainty_coupled", "schedule": "cosine"},
-        "log, 7-why-v11-fails",
+        _aligned({"name": "uncertainty_coupled", "schedule": "cosine"}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "decoupled",
-        "V12 as first designed: annealing on the weights only, sigmas see the losses as they are",
+        "annealing acts on the weights only, and the sigmas see the losses as they are",
         "V12-designed",
-        {"name": "decoupled"},
-        "log, file 000",
+        _aligned({"name": "decoupled"}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "meta_annealed",
-        "V12 as run: annealing on the weights and on the sigmas' data term; raw lambda can explode",
+        "annealing acts on the weights and on the sigmas' data term; raw lambda can explode",
         "V12",
-        {"name": "meta_annealed"},
-        "log, 8-how-to-use-excel and 9-like-a-rolling-stone",
+        _aligned({"name": "meta_annealed"}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "floor",
-        "V12 with a floor under sigma_align",
+        "meta_annealed with a floor under sigma_align",
         "V13",
-        {"name": "meta_annealed", "floor": 1e-3},
-        "log, 1-explosions-in-SVHN",
+        _aligned({"name": "meta_annealed", "floor": 1e-3}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "ceiling",
-        "V13 with a ceiling on sigma_local",
+        "floor, and a ceiling on sigma_local",
         "V13.1",
-        {"name": "meta_annealed", "floor": 1e-3, "ceiling": 1e-2},
-        "log, 2-how-to-win-at-SVHN",
+        _aligned({"name": "meta_annealed", "floor": 1e-3, "ceiling": 1e-2}),
+        LOG,
     ),
-    _aligned(
+    Method(
         "flare",
         "FLARE: lambda learned from task uncertainty, annealed, held by a valve; members speak of what they know",
         "V14",
-        {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
-        "log, 2-how-to-win-at-SVHN and 3-waaaaagh",
-        fusion="density_ratio",
+        _aligned({"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0}, fusion="density_ratio"),
+        LOG,
     ),
-    _aligned(
+    Method(
         "autonomous",
         "lambda anneals to zero of its own accord: the schedule on the sigmas' log term",
         "ours",
-        {"name": "autonomous", "floor": 1e-3, "lambda_max": 50.0},
-        "the correction of V12",
-        fusion="count_prototypes",
+        _aligned({"name": "autonomous", "floor": 1e-3, "lambda_max": 50.0}, fusion="count_prototypes"),
+        "docs/concepts/lambda.md",
     ),
-    _aligned(
+    Method(
         "balanced",
         "the equilibrium of `autonomous` in closed form; nothing to optimise",
         "ours",
-        {"name": "balanced"},
-        "the correction of V12, without sigmas",
-        fusion="count_prototypes",
+        _aligned({"name": "balanced"}, fusion="count_prototypes"),
+        "docs/concepts/lambda.md",
     ),
 )
 
@@ -264,20 +251,20 @@ ANALYTIC = (
     ),
 )
 
-SYSTEMS = (
+WITH_ADDITIONS = (
     Method(
         "memory_bank",
         "FAFI whose contrastive term also sees a queue of 4096 past features",
         "V5-memory",
         {"objective": {**FAFI, "bank": {"name": "memory", "size": 4096}}, "fusions": _first("feature_mean")},
-        "log, 1-memory-bank (its runs, with and without, have objective.supcon_temperature=0.5)",
+        "research log; its runs, with and without the bank, have objective.supcon_temperature=0.5",
     ),
     Method(
         "public_bank",
         "FAFI that pushes features away from those a teacher gives to public images",
         "V5-public",
         {"data": PUBLIC, "objective": {**FAFI, "bank": {"name": "public"}}, "fusions": _first("feature_mean")},
-        "log, 2-public-feature-bank (compare with method=fafi at the same data.public)",
+        "research log; compare it with method=fafi at the same data.public",
     ),
     Method(
         "two_stage",
@@ -288,7 +275,7 @@ SYSTEMS = (
             "objective": {**FAFI, "bank": {"name": "public"}, "alignment_epochs": 1},
             "fusions": _first("feature_mean"),
         },
-        "log, 3-public-feature-bank2: 1 of 5 epochs (compare with method=fafi at the same data.public)",
+        "research log, with 1 of 5 epochs; compare it with method=fafi at the same data.public",
     ),
     Method(
         "fedprox",
@@ -310,7 +297,9 @@ SYSTEMS = (
     ),
 )
 
-METHODS: dict[str, Method] = {method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *SYSTEMS)}
+METHODS: dict[str, Method] = {
+    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *WITH_ADDITIONS)
+}
 
 
 def register(method: Method) -> Method:

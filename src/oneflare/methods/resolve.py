@@ -1,4 +1,4 @@
-"""From what a user wrote to a complete experiment, every name and option checked before any work."""
+"""Makes a complete experiment of what a user wrote, and checks every name and option before any work."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from oneflare.core.schedules import SCHEDULES, build_schedule
 from oneflare.data import PARTITIONS, SOURCES
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.fusion import FUSIONS, build_fusion, check_needs, offered_fields
+from oneflare.methods.additions import check_additions, complete_objective
 from oneflare.methods.recipes import find_method
-from oneflare.methods.systems import check_systems, complete_objective
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
@@ -28,6 +28,11 @@ TRAINING_PARTS: tuple[Registry[Any], ...] = (
     SOURCES, PARTITIONS, ENCODERS, ANCHORS, CONTROLLERS, FEATURE_MAPS, TERMS, SCHEDULES, BANKS,
 )  # fmt: skip
 """whatever uploads depend on"""
+
+
+def given_in_python(experiment: Experiment) -> bool:
+    """Whether its images or its encoder were objects of a Python session, which nobody can make again from names."""
+    return experiment.data.name == ARRAYS or experiment.encoder["name"] == CUSTOM
 
 
 def resolve(*layers: Layer) -> Experiment:
@@ -78,7 +83,7 @@ def complete(experiment: Experiment) -> Experiment:
         raise ConfigError("train.momentum_reset needs a schedule with restarts; set train.schedule=cosine_restarts")
     _check_statistics(resolved)
     _check_evidence(resolved)
-    check_systems(resolved)
+    check_additions(resolved)
     offered = offered_fields(
         resolved.upload,
         deep=resolved.trains,

@@ -1,4 +1,4 @@
-"""What is measured: how well a model classifies, how far clients disagree, how collapsed their features are."""
+"""Measures: how well a model classifies, how far clients disagree, how collapsed their features are."""
 
 from oneflare.metrics.classification import Bin, Scores, score
 from oneflare.metrics.diagnostics import Diagnostics, diagnose

@@ -1,4 +1,4 @@
-"""How far clients disagree and how collapsed their features are; needs no training, only uploads and test images."""
+"""How far clients disagree and how collapsed their features are, from uploads and test images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a student keeps of its teacher, and what it saves."""
+"""How much accuracy a distilled model keeps of its teacher, and what it saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The global model: what a fusion returns, the rules by which members are combined, files, ONNX, predicting, HTTP."""
+"""The global model: what a fusion returns, the rules that combine members, files, ONNX, prediction and HTTP."""
 
 from oneflare.models import rules  # noqa: F401  (registers the rules that model files may name)
 from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel

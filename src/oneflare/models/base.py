@@ -1,4 +1,4 @@
-"""Global models: what fusion returns and everybody uses to predict.
+"""The contract of a global model: what a fusion returns and everybody uses to predict.
 
 A `SingleModel` is one network. A `MemberModel` keeps the clients' encoders and a `Rule` that combines their features;
 it streams: one encoder in memory at a time, all images through it, then the next. Several member models over the same

@@ -1,4 +1,4 @@
-"""Reading a model file, which trusts nothing: every field is checked before a network is built from it.
+"""Checks every field of a model file before a network is built from it.
 
 In this order: a regular file of bounded size, read once into memory; the coordinator's signature of those bytes, if
 the key is known; the file's structure; every field and every number. At last the model is asked about one blank image,

@@ -1,4 +1,4 @@
-"""Reading a saved model."""
+"""Loads a saved model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A global model as one ONNX graph, checked against the model itself before it is written."""
+"""Exports a global model as one ONNX graph, and compares it with the model before it is written."""
 
 from __future__ import annotations
 

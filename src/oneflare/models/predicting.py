@@ -1,4 +1,4 @@
-"""Image files in, classes out."""
+"""Predicts the classes of image files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's signatures of what a fusion gives: the model, its card and the result, each in a file beside it.
+"""Files with the coordinator's signatures of a model, its card and the result.
 
 `model.safetensors.sig` is one JSON object: what kind of file was signed, for which federation, when, its SHA-256, the
 public key, and an Ed25519 signature over the digest of all of these.

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oneflare.core.registry import Registry
+from oneflare.core.registry import Options, Registry
 from oneflare.errors import ConfigError
 
 LEAVES = 2
@@ -126,6 +127,20 @@ def none(channels: int, size: int) -> None:
     del channels, size
 
 
+@dataclass(frozen=True)
+class Patches(Options):
+    """Which patches of an image `random_conv` compares with its filters."""
+
+    kernel: int | None = None
+    """side of a patch; by default 3 in small images, else 5"""
+    reduce: int | None = None
+    """the image is first made smaller by this factor; by default to 32 pixels where that fits"""
+    threshold: float = 0.35
+    """below which a response counts as none"""
+    seed: int = 0
+    """of the filters"""
+
+
 @FEATURE_MAPS.register("random_conv")
 class RandomConv:
     """one convolution with whitened synthetic patches, thresholds, five soft cells, square root
@@ -145,18 +160,15 @@ class RandomConv:
         size: int,
         *,
         filters: int = 115,
-        kernel: int | None = None,
-        threshold: float = 0.35,
         mirror: bool | None = None,
-        reduce: int | None = None,
         colour_grid: int = 4,
-        seed: int = 0,
+        patches: Patches = Patches(),
     ) -> None:
         self.channels, self.size = channels, size
-        self.threshold = threshold
+        self.threshold = patches.threshold
         self.mirror = bool(mirror)
-        self.reduce = reduce if reduce is not None else _default_reduction(size)
-        self.kernel = kernel if kernel is not None else (3 if size // self.reduce < 16 else 5)
+        self.reduce = patches.reduce if patches.reduce is not None else _default_reduction(size)
+        self.kernel = patches.kernel if patches.kernel is not None else (3 if size // self.reduce < 16 else 5)
         self.colour_grid = min(colour_grid, size)
         if not 1 <= filters <= 4096:
             raise ConfigError(f"analytic.filters: must lie between 1 and 4096 (got {filters})")
@@ -164,9 +176,9 @@ class RandomConv:
             raise ConfigError(
                 f"analytic: kernel={self.kernel} and reduce={self.reduce} do not fit images of {size} pixels"
             )
-        if colour_grid < 0 or threshold < 0:
+        if colour_grid < 0 or self.threshold < 0:
             raise ConfigError("analytic: colour_grid and threshold must not be negative")
-        free = synthetic_filters(filters, channels, self.kernel, seed)
+        free = synthetic_filters(filters, channels, self.kernel, patches.seed)
         self.banks = []
         for part in free.split(FILTER_BLOCK):
             bank = torch.cat([part, part.flip(-1)]) if self.mirror else part

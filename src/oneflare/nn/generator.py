@@ -1,4 +1,4 @@
-"""A generator of images from noise, for servers that have none."""
+"""A generator of images from noise, for servers that have no images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device and which number format: decided once per run, written into its result."""
+"""Chooses the device and the number format once per run, and describes them for its result."""
 
 from __future__ import annotations
 

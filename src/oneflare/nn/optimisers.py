@@ -1,4 +1,4 @@
-"""What surrounds SGD: momentum at a restart, noise as the rate falls, and the largest rate that is stable."""
+"""Additions to SGD: momentum at a restart, noise as the rate falls, and the largest stable rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directions as far apart as they fit, found numerically (the Tammes problem in d dimensions)."""
+"""Finds directions that are as far apart as possible (the Tammes problem in d dimensions)."""
 
 from __future__ import annotations
 

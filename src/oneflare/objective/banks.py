@@ -1,4 +1,4 @@
-"""Feature banks: features of other moments or other images that a client contrasts its own with.
+"""Feature banks: features of earlier batches or other images, which a client contrasts with its own.
 
 Both are systems of the research log that lost against training without them; they are here so that anybody can see it.
 """

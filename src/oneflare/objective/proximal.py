@@ -1,4 +1,4 @@
-"""The proximal term of FedProx: stay near the start that all clients share."""
+"""The proximal term of FedProx, which keeps the weights near the shared start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pull of the anchors on the prototypes, and what to do where it conflicts with the local gradient.
+"""The pull of the anchors on the prototypes, and what happens where it conflicts with the local gradient.
 
 L_align touches nothing but the prototypes, and its gradient there is 2 (P - target)/(C d). So it enters the
 controller's loss as a leaf: one backward pass leaves the local gradient on P and d loss / d L_align on the leaf, and

@@ -1,4 +1,4 @@
-"""One run as a page shows it: who owned what, lambda, geometry, every fusion; bounded whatever the run's size."""
+"""What a page shows of one run: the partition, lambda, geometry and every fusion, bounded in size."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from oneflare.report.geometry import geometry
 from oneflare.report.story import LambdaCurve
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import FusionResult
-from oneflare.simulation.stages import Result, RunFiles, read_experiment
+from oneflare.simulation.stages import Result, read_experiment
 
 MOST_POINTS = 100
 """of a curve over epochs"""

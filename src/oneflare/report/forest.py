@@ -1,4 +1,4 @@
-"""The tests of a claim as marks on one line: mean, interval, threshold, and the side the claim is on."""
+"""Draws the tests of a claim on one line: mean, interval, threshold, and the side that the claim is on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The story of a study, from `results/<study>/<scale>.json` alone; run folders, where they are, add the insides."""
+"""Makes the story of a study from `results/<study>/<scale>.json`, and from its run folders where they exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oneflare.errors import OneFlareError
 from oneflare.report import lead
 from oneflare.report.collect import bounded, run_label
 from oneflare.report.details import mean_lambda, traces_of
-from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Test, Verdict, curve_of
+from oneflare.report.story import Gap, LambdaCurve, Panel, Row, Story, Sweep, Test, TestedClaim, curve_of
 from oneflare.simulation.stages import Result, read_result
 from oneflare.study.estimate import duration
 from oneflare.study.records import (
@@ -203,9 +203,9 @@ def _folders(content: StudyResult, rows: Rows, runs: Path) -> Iterator[tuple[Res
                     yield result, run_label(result, rows[rows[cell.row].arm].label), places[cell.place]
 
 
-def _verdict(claim: ClaimResult, rows: Rows, places: Places) -> Verdict:
+def _verdict(claim: ClaimResult, rows: Rows, places: Places) -> TestedClaim:
     tests = [_test(test, rows, places) for test in claim.tests]
-    return Verdict(claim.id, claim.text, claim.verdict, tests, claim.log)
+    return TestedClaim(claim.id, claim.text, claim.verdict, tests, claim.log)
 
 
 def _test(test: StatementResult, rows: Rows, places: Places) -> Test:

@@ -1,4 +1,4 @@
-"""The tables of a story for a paper: booktabs, one `table` environment each."""
+"""The tables of a story for LaTeX: booktabs, one `table` environment each."""
 
 from __future__ import annotations
 

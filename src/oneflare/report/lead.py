@@ -1,11 +1,11 @@
-"""The first paragraph of a page, from the figures: what was compared, who won, by how much, how sure."""
+"""Writes the first paragraph of a page from the figures: what was compared, what won, and how sure that is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from oneflare.report.story import Panel, Row, Verdict
+from oneflare.report.story import Panel, Row, TestedClaim
 from oneflare.simulation.stages import Result
 from oneflare.study.inference import FEWEST_SEEDS, difference, judge
 
@@ -59,7 +59,9 @@ def of_panel(panel: Panel, first: Result) -> list[str]:
     return [opening, *winner(rows)]
 
 
-def of_study(panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, seeds: int, missing: int) -> list[str]:
+def of_study(
+    panels: Sequence[Panel], verdicts: Sequence[TestedClaim], scale: str, seeds: int, missing: int
+) -> list[str]:
     """What was run, how the claims fared, who leads."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.labels))
     where = panels[0].title if len(panels) == 1 else f"{len(panels)} settings"
@@ -77,7 +79,7 @@ def of_study(panels: Sequence[Panel], verdicts: Sequence[Verdict], scale: str, s
     return [*sentences, f"The best mean belongs to {listed(places)} of {len(best)} settings."]
 
 
-def tally(verdicts: Sequence[Verdict]) -> str:
+def tally(verdicts: Sequence[TestedClaim]) -> str:
     """How the claims fared."""
     found = [verdict.verdict for verdict in verdicts]
     counts = [(found.count(word), word) for word in ("confirmed", "refuted", "undecided") if word in found]

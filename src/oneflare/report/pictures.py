@@ -1,4 +1,4 @@
-"""Pictures for a file of their own: schedules, the two-well toy, lambda over progress. The suffix gives the format."""
+"""Pictures as files of their own: schedules, the two-well toy, lambda over progress."""
 
 from __future__ import annotations
 

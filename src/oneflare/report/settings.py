@@ -1,4 +1,4 @@
-"""Settings of many runs told once: what all share, and in a line per run what is its own."""
+"""The settings of many runs: what all share is stated once, and each run adds its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page tells, as plain data: a run, a comparison and a study all become a `Story`; the page knows only that."""
+"""A `Story`: what a page tells of a run, a comparison or a study, as plain data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TestedClaim:
     """One claim, tested."""
 
     name: str
@@ -196,7 +196,7 @@ class Story:
     panels: list[Panel]
     runs: list[dict[str, Any]]
     all_runs: int
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[TestedClaim] = field(default_factory=list)
     rule: str = ""
     """by which verdicts were reached"""
     log: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The words of a page for a reader who knows none of them: only those that the page uses."""
+"""Explanations of the words that a page uses, for readers who do not know them."""
 
 from __future__ import annotations
 

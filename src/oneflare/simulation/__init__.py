@@ -1,1 +1,1 @@
-"""One experiment on one machine: its stages, where clients run, who watches, what is kept."""
+"""One experiment on one machine: its stages, the engines that run clients, observers, and kept results."""

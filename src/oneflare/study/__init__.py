@@ -1,4 +1,4 @@
-"""Several runs and the statistics over them."""
+"""Studies: several runs, the statistics over them, declared claims, attacks and benchmarks."""
 
 from oneflare.study.compare import Comparison, compare_methods
 

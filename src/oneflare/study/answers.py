@@ -1,4 +1,4 @@
-"""Which test images a fused model answers rightly: one bit each, kept beside the run, so that images can be resampled.
+"""Keeps one bit for each test image that a model classifies correctly, so that images can be resampled.
 
 They are read off the saved models, so that runs from before can be given them as well.
 """
@@ -17,8 +17,8 @@ from oneflare.core.records import record_to_dict
 from oneflare.data import Dataset
 from oneflare.fusion import load_model, logits_of_all
 from oneflare.nn.hardware import one_thread
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import FusionResult
-from oneflare.simulation.stages import RunFiles
 
 FILE = "answers.json"
 LARGEST_SLIP = 0.005

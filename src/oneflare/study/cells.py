@@ -1,4 +1,4 @@
-"""Cells: the trainings a declaration asks for, each in a folder named by what it depends on.
+"""The trainings (cells) that a study asks for, each in a folder named by what it depends on.
 
 Two studies that need the same training share its folder, and cells that differ only in fusion are one training.
 """
@@ -65,7 +65,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """All cells of one study at one scale."""
 
     declaration: Declaration
@@ -92,7 +92,7 @@ class Plan:
 
 def places_of(grids: Iterable[Grid], full: bool) -> Iterator[tuple[Place, Layer]]:
     for grid in grids:
-        if full or not grid.more:
+        if full or not grid.additional:
             for data in grid.data:
                 for alpha in grid.alpha:
                     for clients in grid.clients:
@@ -106,7 +106,7 @@ def make_plan(
     seeds: int | None = None,
     full: bool = False,
     overrides: Layer | None = None,
-) -> Plan:
+) -> StudyPlan:
     """Resolve every cell: a misspelt option ends here, before any work. Overrides change every cell alike."""
     grids = declaration.grids(scale.name)
     if not grids:
@@ -130,7 +130,7 @@ def make_plan(
                 actual = Place(experiment.data.name, split.alpha, split.clients)
                 places[actual.id] = actual
                 cells[actual.id, name, seed] = Cell(cell_layer, experiment)
-    return Plan(declaration, scale, numbers, tuple(places.values()), cells, overrides)
+    return StudyPlan(declaration, scale, numbers, tuple(places.values()), cells, overrides)
 
 
 def dotted(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -148,7 +148,7 @@ def _fusions(method: str, wanted: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*own, *wanted]))
 
 
-def unique_cells(plans: Iterable[Plan]) -> list[Cell]:
+def unique_cells(plans: Iterable[StudyPlan]) -> list[Cell]:
     """Each training once, in the order in which studies ask for it, with all fusions that any of them reads."""
     found: dict[str, Cell] = {}
     for plan in plans:

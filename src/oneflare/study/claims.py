@@ -1,4 +1,4 @@
-"""Claims put to the test: each becomes figures by seed, an interval and a verdict (the rule is in `inference`)."""
+"""Tests the claims of a study: figures by seed, an interval and a verdict for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods x seeds on shared partitions, with paired differences."""
+"""Compares methods over seeds on shared partitions, with paired differences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oneflare.client.observer import Observer
 from oneflare.core.config import Layer
 from oneflare.core.files import digest_of, write_json
 from oneflare.core.records import read_record, record_to_dict
@@ -15,8 +16,9 @@ from oneflare.core.stopping import AGAIN, on_stop
 from oneflare.errors import ConfigError, RunError
 from oneflare.methods import find_method
 from oneflare.methods.resolve import resolve
-from oneflare.simulation.kept import say_what_changed
-from oneflare.simulation.stages import Observer, Result, read_result, run_experiment
+from oneflare.simulation.kept import warn_what_changed
+from oneflare.simulation.stages import Result, read_result, run_experiment
+from oneflare.study.inference import Spread
 
 FILE = "comparison.json"
 
@@ -27,22 +29,6 @@ class Listed:
 
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Accuracies of one method under one fusion, one per seed."""
-
-    accuracies: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.accuracies)
-
-    @property
-    def std(self) -> float | None:
-        """Deviation over seeds; None with one seed, which says nothing about others."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -62,11 +48,12 @@ class Comparison:
     def own_fusion(self, method: str) -> str:
         return self.results[method][0].headline
 
-    def cell(self, method: str, fusion: str) -> Cell | None:
+    def cell(self, method: str, fusion: str) -> Spread | None:
+        """Accuracies of one method under one fusion, one per seed."""
         runs = self.results[method]
         if any(fusion not in run.fusions for run in runs):
             return None
-        return Cell(tuple(run.fusions[fusion].accuracy for run in runs))
+        return Spread(tuple(run.fusions[fusion].accuracy for run in runs))
 
     def difference(self, method: str, fusion: str) -> tuple[float, float | None] | None:
         """Mean and deviation over seeds of (method - first method), both under one fusion."""
@@ -85,7 +72,7 @@ class Comparison:
                 cell, difference = self.cell(method, fusion), self.difference(method, fusion)
                 if cell is not None:
                     table[method][fusion] = {
-                        "accuracies": list(cell.accuracies),
+                        "accuracies": list(cell.values),
                         "mean": cell.mean,
                         "std": cell.std,
                         "paired_difference": None if difference is None else difference[0],
@@ -100,10 +87,10 @@ class Comparison:
         }
 
 
-def _paired(cell: Cell | None, first: Cell | None) -> tuple[float, float | None] | None:
+def _paired(cell: Spread | None, first: Spread | None) -> tuple[float, float | None] | None:
     if cell is None or first is None:
         return None
-    gaps = [a - b for a, b in zip(cell.accuracies, first.accuracies, strict=True)]
+    gaps = [a - b for a, b in zip(cell.values, first.values, strict=True)]
     return statistics.fmean(gaps), statistics.stdev(gaps) if len(gaps) > 1 else None
 
 
@@ -126,9 +113,9 @@ def compare_methods(
         shared = digest_of([experiment.training_digest() for runs in experiments.values() for experiment in runs])
         first = experiments[names[0]][0]
         folder = Path("runs") / f"compare-{first.data.name}-{'-'.join(names)}-{shared[:8]}"
-    say_what_changed(
+    warn_what_changed(
         [(folder / f"{name}-s{run.seed}", run) for name in names for run in experiments[name]],
-        (observer or Observer()).warn,
+        observer or Observer(),
     )
     with on_stop(lambda: _what_is_kept(folder, len(names) * seeds)):
         results = {

@@ -1,4 +1,4 @@
-"""A study is a declaration: which cells are run, which of them stand in one row, which claims are tested on them.
+"""The declaration of a study: its cells, its rows and its claims.
 
 One YAML file each, in `declared/`; a path to your own file works as well. The grid is
 `places` (data x alpha x clients, by scale) x `arms` (a method with settings) x seeds; `fusions` are read off the same
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, model_validator
 
 from oneflare.core.config import Section, merge, read_yaml
 from oneflare.core.registry import one_line
@@ -52,7 +52,9 @@ class Grid(Section):
     alpha: Numbers = (0.05,)
     clients: Counts = (5,)
     settings: dict[str, Any] = Field(default_factory=dict, description="for every arm at these places")
-    more: bool = Field(False, description="declared, but run only with --full")
+    additional: bool = Field(
+        False, validation_alias=AliasChoices("additional", "more"), description="run only with --full"
+    )
 
 
 class Statement(Section):
@@ -130,15 +132,15 @@ class Declaration(Section):
                 raise ValueError(f"'{name}' is no arm{did_you_mean(name, rows)}")
         return self
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ArmRow]:
         """Arms under their fusions, in the order of the table."""
         for name, arm in self.arms.items():
             for number, fusion in enumerate(arm.fusions or self.fusions):
                 label = arm.label or name
                 if number:
-                    yield Row(f"{name}:{fusion}", name, fusion, f"{label}, {fusion}")
+                    yield ArmRow(f"{name}:{fusion}", name, fusion, f"{label}, {fusion}")
                 else:
-                    yield Row(name, name, fusion, label)
+                    yield ArmRow(name, name, fusion, label)
 
     def grids(self, scale: str) -> tuple[Grid, ...]:
         if scale == "smoke" and scale not in self.places:
@@ -147,7 +149,7 @@ class Declaration(Section):
 
 
 @dataclass(frozen=True)
-class Row:
+class ArmRow:
     """An arm under one fusion."""
 
     id: str

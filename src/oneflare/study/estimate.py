@@ -1,4 +1,4 @@
-"""How long cells take: by the cells already finished here that resemble them, else by a rough figure."""
+"""Estimates how long cells take, from similar finished cells or else from a rough figure."""
 
 from __future__ import annotations
 

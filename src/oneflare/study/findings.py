@@ -1,4 +1,4 @@
-"""The finished cells of a study, by place and row."""
+"""The results of the finished cells of a study, by place and row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from oneflare.errors import RunError
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import FusionResult
-from oneflare.simulation.stages import Result, RunFiles, read_result
+from oneflare.simulation.stages import Result, read_result
 from oneflare.study.answers import read_answers
-from oneflare.study.cells import Cell, Place, Plan
+from oneflare.study.cells import Cell, Place, StudyPlan
 from oneflare.study.inference import Difference, difference
 
 DIGITS = 6
@@ -60,7 +61,7 @@ class Finished:
 class Findings:
     """The finished cells of a plan, by place and row."""
 
-    def __init__(self, plan: Plan, runs: Path) -> None:
+    def __init__(self, plan: StudyPlan, runs: Path) -> None:
         self.plan = plan
         self.runs = runs
         self.rows = {row.id: row for row in plan.declaration.rows()}

@@ -1,4 +1,4 @@
-"""The README's figures and the Markdown of every study, made from the JSON in `results/`.
+"""Writes the README's figures and the Markdown of every study from the JSON in `results/`.
 
 `python -m oneflare.study.headline` writes them anew.
 """

@@ -1,4 +1,4 @@
-"""What a handful of seeds can show: paired differences, their intervals, and the one rule for verdicts.
+"""Statistics over seeds: paired differences, their intervals, and the rule for verdicts.
 
 Methods share partitions, so figures are paired by seed. With three seeds a bootstrap over seeds can only reach from
 the smallest to the largest of three differences, and three coin tosses agree one time in four; that is why a verdict
@@ -36,13 +36,10 @@ RULE = (
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Paired values, one per seed, and what they show about their mean."""
+class Spread:
+    """A figure over seeds: one value for each."""
 
     values: tuple[float, ...]
-    interval: Interval | None
-    """of the mean; None with one seed"""
-    over_images: bool = False
 
     @property
     def mean(self) -> float:
@@ -50,17 +47,27 @@ class Difference:
 
     @property
     def std(self) -> float | None:
+        """Deviation over seeds; None with one seed, which says nothing about others."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"values": list(self.values), "mean": self.mean, "std": self.std}
+
+
+@dataclass(frozen=True)
+class Difference(Spread):
+    """Paired values, one per seed, and what they show about their mean."""
+
+    interval: Interval | None
+    """of the mean; None with one seed"""
+    over_images: bool = False
 
     def p_value(self, threshold: float = 0.0, side: Literal["above", "below"] = "above") -> float | None:
         """One-sided: how likely a mean this far on the claimed side is if the truth were at the threshold."""
         return student_p([value - threshold for value in self.values], side)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "values": list(self.values),
-            "mean": self.mean,
-            "std": self.std,
+        return super().to_dict() | {
             "interval": None if self.interval is None else list(self.interval),
             "interval_over": "seeds and images" if self.over_images else "seeds",
             "p_above": self.p_value(0.0, "above"),

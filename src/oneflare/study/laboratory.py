@@ -1,13 +1,15 @@
-"""The lambda laboratory on digits: what every way of deciding lambda does to it."""
+"""The lambda laboratory on digits: how every controller moves lambda."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 
-from oneflare.simulation.stages import RunFiles, read_experiment
-from oneflare.study.compare import Cell, Comparison
-from oneflare.study.studies import Block, Claim, Study, Table
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import read_experiment
+from oneflare.study.compare import Comparison
+from oneflare.study.inference import Spread
+from oneflare.study.studies import CheckedClaim, MethodBlock, Study, Table
 
 FUSION = "count_prototypes"
 Trace = list[dict[str, float]]
@@ -34,7 +36,7 @@ def rise(trace: Trace) -> float:
     return trace[-1]["lambda_raw"] / trace[len(trace) // 2]["lambda_raw"]
 
 
-def _accuracy(cell: Cell) -> str:
+def _accuracy(cell: Spread) -> str:
     return f"{100 * cell.mean:.1f}" + ("" if cell.std is None else f" ± {100 * cell.std:.1f}")
 
 
@@ -69,12 +71,12 @@ def summary(title: str, note: str = "") -> Callable[[Comparison], Table]:
     return table
 
 
-def rescaling_repairs(comparison: Comparison) -> Claim:
+def rescaling_repairs(comparison: Comparison) -> CheckedClaim:
     plain, rescaled = (comparison.cell(name, FUSION) for name in ("uncertainty", "uncertainty_rescaled"))
     assert plain is not None
     assert rescaled is not None
-    gaps = [100 * (b - a) for a, b in zip(plain.accuracies, rescaled.accuracies, strict=True)]
-    return Claim(
+    gaps = [100 * (b - a) for a, b in zip(plain.values, rescaled.values, strict=True)]
+    return CheckedClaim(
         f"V10 loses to V10-Rescaled on every seed, {budget(comparison)}",
         min(gaps) > 0,
         f"{100 * plain.mean:.1f} against {100 * rescaled.mean:.1f} %; by seed "
@@ -82,33 +84,33 @@ def rescaling_repairs(comparison: Comparison) -> Claim:
     )
 
 
-def coupling_cancels_annealing(comparison: Comparison) -> Claim:
+def coupling_cancels_annealing(comparison: Comparison) -> CheckedClaim:
     rises = [rise(trace) for trace in traces(comparison, "uncertainty_coupled")]
-    return Claim(
+    return CheckedClaim(
         "V11's raw lambda rises as its annealing falls, for every client",
         min(rises) > 1,
         f"from the middle to the end {min(rises):.3g} to {max(rises):.3g} times",
     )
 
 
-def meta_annealing_explodes(comparison: Comparison) -> Claim:
+def meta_annealing_explodes(comparison: Comparison) -> CheckedClaim:
     largest = max(map(largest_raw, traces(comparison, "meta_annealed")))
-    return Claim("V12's raw lambda passes 200 for some client", largest > 200, f"largest {largest:.4g}")
+    return CheckedClaim("V12's raw lambda passes 200 for some client", largest > 200, f"largest {largest:.4g}")
 
 
-def valve_holds(comparison: Comparison) -> Claim:
+def valve_holds(comparison: Comparison) -> CheckedClaim:
     controller = read_experiment(comparison.results["flare"][0].folder).controller
     bound = controller["lambda_max"] * math.exp(controller["sigma_lr"])
     largest = max(map(largest_raw, traces(comparison, "flare")))
     text = f"V14's raw lambda never passes its bound, lambda_max exp(sigma_lr) = {bound:.1f}"
-    return Claim(text, largest <= bound * (1 + 1e-5), f"largest {largest:.4g}")
+    return CheckedClaim(text, largest <= bound * (1 + 1e-5), f"largest {largest:.4g}")
 
 
-def anneals_itself(method: str, limit: float) -> Callable[[Comparison], Claim]:
-    def claim(comparison: Comparison) -> Claim:
+def anneals_itself(method: str, limit: float) -> Callable[[Comparison], CheckedClaim]:
+    def claim(comparison: Comparison) -> CheckedClaim:
         worst = max(map(end_over_peak, traces(comparison, method)))
         text = f"{method} ends below {100 * limit:g} % of its peak lambda without outer multiplication"
-        return Claim(text, worst < limit, f"worst client {100 * worst:.3g} %")
+        return CheckedClaim(text, worst < limit, f"worst client {100 * worst:.3g} %")
 
     return claim
 
@@ -124,7 +126,7 @@ LAMBDA = Study(
     "lambda",
     "every rule for lambda on digits, alpha 0.05",
     (
-        Block(
+        MethodBlock(
             "short",
             ("uncertainty", "uncertainty_rescaled"),
             {**SETTINGS, "train": {"snapshots": 0, "epochs": 10, "lr": 0.01}, "controller": {"sigma_lr": 0.005}},
@@ -136,7 +138,7 @@ LAMBDA = Study(
             ),
             (rescaling_repairs,),
         ),
-        Block(
+        MethodBlock(
             "full",
             (
                 "uncertainty",

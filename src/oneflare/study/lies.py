@@ -1,4 +1,4 @@
-"""Finished uploads that are made to say something else: lies about statistics, evidence and numbers of images."""
+"""Changes finished uploads so that they give false statistics, evidence or numbers of images."""
 
 from __future__ import annotations
 

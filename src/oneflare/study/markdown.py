@@ -1,4 +1,4 @@
-"""A study's results as Markdown, from the JSON alone."""
+"""A study's results as Markdown, from its JSON."""
 
 from __future__ import annotations
 

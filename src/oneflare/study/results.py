@@ -1,4 +1,4 @@
-"""The results of a study, collected from the runs of its cells that are finished."""
+"""Collects the results of a study from its finished cells, and writes them to `results/<study>/<scale>.json`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from oneflare._version import FUSION_ARITHMETIC, TRAINING_ARITHMETIC, __version__
 from oneflare.core.files import write_text
 from oneflare.methods.recipes import find_method
-from oneflare.study.cells import Place, Plan
+from oneflare.study.cells import Place, StudyPlan
 from oneflare.study.claims import judge_claims
-from oneflare.study.declare import Row
+from oneflare.study.declare import ArmRow
 from oneflare.study.findings import Findings, Finished, Trace, rounded
 from oneflare.study.inference import RULE
 from oneflare.study.markdown import to_markdown
@@ -36,7 +36,7 @@ from oneflare.study.records import (
 )
 
 
-def collect(plan: Plan, runs: Path) -> StudyResult:
+def collect(plan: StudyPlan, runs: Path) -> StudyResult:
     """Everything the finished cells show; runs: the folder of the cells."""
     declaration, findings = plan.declaration, Findings(plan, runs)
     drawn = any(figure.kind == "lambda" for figure in declaration.figures)
@@ -75,7 +75,7 @@ def write_results(content: StudyResult, folder: Path) -> Path:
     return path
 
 
-def _row(plan: Plan, row: Row) -> RowResult:
+def _row(plan: StudyPlan, row: ArmRow) -> RowResult:
     arm = plan.declaration.arms[row.arm]
     settings = {**arm.settings, **arm.scales.get(plan.scale.name, {})}
     method = find_method(arm.method)
@@ -90,7 +90,7 @@ def _row(plan: Plan, row: Row) -> RowResult:
     )
 
 
-def _settings(plan: Plan) -> dict[str, dict[str, dict[str, Any]]]:
+def _settings(plan: StudyPlan) -> dict[str, dict[str, dict[str, Any]]]:
     return {
         place.id: {
             arm: {key: value for key, value in plan.cell(place, arm, plan.seeds[0]).layer.items() if key != "seed"}
@@ -100,7 +100,7 @@ def _settings(plan: Plan) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def _cell(findings: Findings, place: Place, row: Row, *, with_traces: bool) -> CellResult:
+def _cell(findings: Findings, place: Place, row: ArmRow, *, with_traces: bool) -> CellResult:
     plan = findings.plan
     found = findings.at(place, row.id)
     seeds = tuple(one.seed for one in found)
@@ -134,7 +134,7 @@ def _cell(findings: Findings, place: Place, row: Row, *, with_traces: bool) -> C
     )
 
 
-def _difference(findings: Findings, place: Place, row: Row) -> DifferenceResult | None:
+def _difference(findings: Findings, place: Place, row: ArmRow) -> DifferenceResult | None:
     baseline = findings.plan.declaration.baseline
     against = None if row.id == baseline else findings.difference(place, row.id, baseline)
     if against is None:

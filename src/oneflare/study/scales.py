@@ -1,4 +1,4 @@
-"""The three scales at which any study runs: what the machine can bear, and what the log did.
+"""The three scales at which any study runs.
 
 `smoke`: the embedded digits, seconds per cell. `small`: real images on two cores, about a minute per cell.
 `paper`: the log's own settings (ResNet-18, all images, batches of 512), for a GPU. The log's rounds are checkpoints of

@@ -1,4 +1,4 @@
-"""Studies: what is run, and which claims are tested on it. A study is a declaration; running it is the same for all."""
+"""The declared studies: what each runs, and which claims are tested on it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from oneflare.client.observer import Observer
 from oneflare.core.config import Layer, merge
 from oneflare.core.files import digest_of, write_json, write_text
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.methods.resolve import resolve
-from oneflare.simulation.stages import Observer
 from oneflare.study.compare import Comparison, compare_methods
 
 
 @dataclass(frozen=True)
-class Claim:
+class CheckedClaim:
     """A statement, whether the runs bear it out, and the figures that say so."""
 
     text: str
@@ -35,25 +35,25 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Block:
+class MethodBlock:
     """Methods that are run under shared settings, and what is read off them."""
 
     name: str
     methods: tuple[str, ...]
     settings: Layer
     table: Callable[[Comparison], Table]
-    claims: tuple[Callable[[Comparison], Claim], ...]
+    claims: tuple[Callable[[Comparison], CheckedClaim], ...]
 
 
 @dataclass(frozen=True)
 class Study:
     name: str
     summary: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[MethodBlock, ...]
 
 
 @dataclass(frozen=True)
-class Findings:
+class StudyReport:
     study: str
     path: Path
     seeds: int
@@ -62,7 +62,7 @@ class Findings:
     train_seconds: float
     """of all clients of all runs, whenever they were trained"""
     blocks: tuple[Table, ...]
-    claims: tuple[Claim, ...]
+    claims: tuple[CheckedClaim, ...]
     runs: dict[str, list[str]]
     settings: dict[str, Any]
 
@@ -108,11 +108,11 @@ def run_study(
     seeds: int = 3,
     folder: Path = Path("results"),
     observer: Observer | None = None,
-) -> Findings:
+) -> StudyReport:
     """Run what is missing, test the claims, write `<folder>/<study>/<data>.json` and `.md`."""
     started = time.monotonic()
     tables: list[Table] = []
-    claims: list[Claim] = []
+    claims: list[CheckedClaim] = []
     runs: dict[str, list[str]] = {}
     settings: dict[str, Any] = {}
     data, train_seconds = "", 0.0
@@ -125,7 +125,7 @@ def run_study(
             runs[f"{block.name}/{method}"] = [str(result.folder) for result in results]
             train_seconds += sum(result.content.cost.train_seconds for result in results)
         settings[block.name] = merge(block.settings, layer)
-    findings = Findings(
+    findings = StudyReport(
         study.name,
         folder / study.name / f"{data}.json",
         seeds,
@@ -141,7 +141,7 @@ def run_study(
     return findings
 
 
-def _compare(study: Study, block: Block, layer: Layer, seeds: int, observer: Observer | None) -> Comparison:
+def _compare(study: Study, block: MethodBlock, layer: Layer, seeds: int, observer: Observer | None) -> Comparison:
     layers: Sequence[Layer] = [block.settings, layer]
     digest = digest_of([resolve(*layers, {"method": name}).training_digest() for name in block.methods])
     folder = Path("runs") / f"study-{study.name}-{block.name}-{digest[:8]}"

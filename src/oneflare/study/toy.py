@@ -1,4 +1,4 @@
-"""The two-well loss that shows why one restarts: a rate that falls early stays in the shallow well, restarts leave it.
+"""A loss with two wells that shows why the learning rate is restarted.
 
 What counts is the time spent at a high rate while there is noise to use it, and how small the rate is at the end.
 """

@@ -1,4 +1,4 @@
-"""The one message a client sends: a safetensors file whose header carries a manifest.
+"""The one message that a client sends: a safetensors file whose header carries a manifest.
 
 `contract` says what the server expects, `writing` what leaves a client, `reading` checks a file before any tensor is
 used, `tensors` copies them into memory before they are compared with their digests, `message` is the verified upload.

@@ -1,4 +1,4 @@
-"""What the server expects of every upload of one federation, and the names and limits both sides share."""
+"""What the server expects of every upload of a federation, and the names and limits that both sides share."""
 
 from __future__ import annotations
 

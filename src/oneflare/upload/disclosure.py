@@ -1,4 +1,4 @@
-"""What is in an upload and what it tells its reader, in plain words, for the person who has to allow it to leave."""
+"""Describes in plain words what an upload holds and reveals, for the person who allows it to leave."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def _fields(
             "evidence",
             bytes_of(EVIDENCE),
             f"{', '.join(names)}: averages over your images of what the network made of them",
-            "no single image; more about what your images have in common than the network alone (class means most)",
+            "what your images have in common, more than the network alone tells; for a class of which you have one "
+            "or few images, nearly what the network made of each of them",
         )
     if manifest.get("trust") is not None:
         yield Field(

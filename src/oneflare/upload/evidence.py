@@ -1,4 +1,4 @@
-"""What a client can measure of its finished network on its own images, so that a server may fuse by more than sizes.
+"""The evidence in an upload: what a client measures of its finished network on its own images.
 
 Measured once, in evaluation mode, on the images as they are (no augmentation), with the loss
 

@@ -1,4 +1,4 @@
-"""An upload in the server's hands."""
+"""A verified upload, as the server uses it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from oneflare.upload.reading import (
     read_header,
 )
 from oneflare.upload.statistics import Statistics, unpack
-from oneflare.upload.tensors import Entry, copied_tensors, open_upload, tensor_entries
+from oneflare.upload.tensors import StoredTensor, copied_tensors, open_upload, tensor_entries
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Upload:
 
     path: Path
     manifest: dict[str, Any]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, StoredTensor]
     """where every tensor lies, as it was verified"""
     prototypes: Tensor | None
     """`(C, d)`, or None where no network was trained"""

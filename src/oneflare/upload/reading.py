@@ -1,4 +1,4 @@
-"""Reading an upload, which trusts nothing.
+"""Reads and checks an upload: nothing in the file is trusted.
 
 In this order, and before any tensor is used: size limit, header length, schema, digest, names, shapes and dtypes
 against the encoder the server expects, finiteness, plausible ranges. Nothing is allocated that the federation's own
@@ -59,7 +59,7 @@ def read_header(path: Path, size_limit: int, header_limit: int) -> dict[str, Any
         with open_upload(path) as (file, size):
             if size > size_limit:
                 raise UploadError(
-                    f"{path}: {size} bytes exceed the limit of {size_limit}; raise the limit or refuse it"
+                    f"{path}: {size} bytes exceed the limit of {size_limit}; ask the member for a new upload"
                 )
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(header_limit, size - 8):
@@ -121,7 +121,9 @@ def check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract) 
         raise UploadError(f"{path}: {ALTERED}")
     for key in manifest:
         if key not in _FIELDS:
-            raise UploadError(f"{path}: {key!r:.80} is not a field of the manifest; refuse it")
+            raise UploadError(
+                f"{path}: {key!r:.80} is not a field of the manifest; uploads are written by oneflare alone"
+            )
     expected = {
         "federation": contract.federation,
         "method": contract.method,
@@ -171,7 +173,9 @@ def check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, A
     if set(entries) != set(manifest["tensors"]):
         raise UploadError(f"{path}: the tensors are not those the manifest lists; send the file again")
     if set(header["__metadata__"]) != {MANIFEST}:
-        raise UploadError(f"{path}: the header has more than a OneFlare manifest; refuse it")
+        raise UploadError(
+            f"{path}: the header holds more than a OneFlare manifest; uploads are written by oneflare alone"
+        )
     kinds = {name: entry.get("dtype") if isinstance(entry, dict) else None for name, entry in entries.items()}
     expected = expected_tensors(contract, kinds)
     optional = {COUNTS: ((len(contract.classes),), False)}
@@ -181,7 +185,9 @@ def check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, A
     for name, entry in entries.items():
         wanted = expected.get(name) or optional.get(name)
         if wanted is None:
-            raise UploadError(f"{path}: {name!r:.80} is not a field of this federation's uploads; refuse it")
+            raise UploadError(
+                f"{path}: {name!r:.80} is not a field of this federation's uploads; train with its charter"
+            )
         shape, floating = wanted
         found = entry.get("shape") if isinstance(entry, dict) else None
         dtype = STORED.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None

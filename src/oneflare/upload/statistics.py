@@ -1,4 +1,4 @@
-"""Sums over a client's images that add up over clients: all that a linear classifier on fixed features needs.
+"""The statistics in an upload: sums over a client's images that add up over clients.
 
 With features phi `(D,)` and classes c a client sends
 
@@ -162,7 +162,7 @@ MOST_IMAGES = 10**9
 
 
 @dataclass(frozen=True)
-class Limits:
+class FeatureLimits:
     """What a feature map gives for any image whatever."""
 
     low: Tensor
@@ -171,21 +171,23 @@ class Limits:
     """`(D,)` float64: the largest"""
 
     @classmethod
-    def of(cls, features: FeatureMap) -> Limits:
+    def of(cls, features: FeatureMap) -> FeatureLimits:
         return cls(*feature_range(features))
 
 
 @lru_cache(maxsize=8)
-def _limits(spec: str, channels: int, size: int, bound: float | None) -> Limits:
-    return Limits.of(build_feature_map(json.loads(spec), channels, size, bound))
+def _limits(spec: str, channels: int, size: int, bound: float | None) -> FeatureLimits:
+    return FeatureLimits.of(build_feature_map(json.loads(spec), channels, size, bound))
 
 
-def limits_of(plan: Plan, channels: int, size: int) -> Limits:
+def limits_of(plan: Plan, channels: int, size: int) -> FeatureLimits:
     """The limits of the features that the members agreed on."""
     return _limits(json.dumps(plan.feature_map, sort_keys=True), channels, size, plan.bound)
 
 
-def complaint(packed: Mapping[str, Tensor], samples: int, limits: Limits, privacy: Privacy | None = None) -> str | None:
+def complaint(
+    packed: Mapping[str, Tensor], samples: int, limits: FeatureLimits, privacy: Privacy | None = None
+) -> str | None:
     """What no images could give, in statistics whose names, shapes and types are right; None if nothing is.
 
     samples: of the manifest; privacy: the agreed noise, which widens every limit.
@@ -204,7 +206,7 @@ def complaint(packed: Mapping[str, Tensor], samples: int, limits: Limits, privac
     return _sums_complaint(packed, limits) or _scatter_complaint(packed, limits)
 
 
-def _sums_complaint(packed: Mapping[str, Tensor], limits: Limits) -> str | None:
+def _sums_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str | None:
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
     if bool((sums[counts == 0] != 0).any()):
         return "sums has features of a class without images"
@@ -220,7 +222,7 @@ def _sums_complaint(packed: Mapping[str, Tensor], limits: Limits) -> str | None:
     return None
 
 
-def _scatter_complaint(packed: Mapping[str, Tensor], limits: Limits) -> str | None:
+def _scatter_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str | None:
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
     scatter = _scatter(packed)
     diagonal = scatter.diagonal()

@@ -1,4 +1,4 @@
-"""Tensors of an upload as private copies: what was compared with its digest is what is used.
+"""Copies the tensors of an upload into memory before they are compared with their digests.
 
 A file may still be written to, or cut short, by whoever sent it. So nothing is mapped into memory: a tensor's bytes
 are read into memory of our own, this copy is compared with the digest that the manifest states, and only then does
@@ -7,12 +7,10 @@ anybody see it. One tensor is copied at a time, so that checking an upload takes
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-import os
-import stat
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +18,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from oneflare.core.files import open_regular
 from oneflare.errors import UploadError
 
 STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
@@ -27,7 +26,7 @@ STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredTensor:
     """Where a tensor lies, counted from the end of the header, and what it is."""
 
     dtype: torch.dtype
@@ -36,25 +35,12 @@ class Entry:
     end: int
 
 
-@contextlib.contextmanager
-def open_upload(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A regular file and its size; anything else is refused, and no pipe makes us wait."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise UploadError(f"{path}: is a directory, pipe or device; uploads must be regular files")
-            yield file, status.st_size
-    except FileNotFoundError:
-        raise UploadError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UploadError(f"{path}: is a directory, pipe or device; uploads must be regular files") from None
-    except OSError as error:
-        raise UploadError(f"{path}: cannot be read ({error.strerror})") from None
+def open_upload(path: Path) -> AbstractContextManager[tuple[BinaryIO, int]]:
+    """A regular file and its size; anything else is refused."""
+    return open_regular(path, UploadError, "uploads must be regular files")
 
 
-def tensor_entries(path: Path, header: Mapping[str, Any]) -> dict[str, Entry]:
+def tensor_entries(path: Path, header: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Where the header says the tensors lie: one behind the other, without gaps and without overlap."""
     entries = {name: _entry(path, name, value) for name, value in header.items() if name != "__metadata__"}
     reached = 0
@@ -65,7 +51,7 @@ def tensor_entries(path: Path, header: Mapping[str, Any]) -> dict[str, Entry]:
     return entries
 
 
-def _entry(path: Path, name: str, value: Any) -> Entry:
+def _entry(path: Path, name: str, value: Any) -> StoredTensor:
     value = value if isinstance(value, dict) else {}
     dtype, shape, offsets = STORED.get(str(value.get("dtype"))), value.get("shape"), value.get("data_offsets")
     if dtype is None or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
@@ -73,7 +59,7 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
     start, end = offsets
     if end - start != math.prod(shape) * dtype.itemsize:
         raise _invalid(path, f"{name!r:.80} has another size than its shape")
-    return Entry(dtype, tuple(shape), start, end)
+    return StoredTensor(dtype, tuple(shape), start, end)
 
 
 def _whole(numbers: Any) -> bool:
@@ -85,7 +71,7 @@ def _invalid(path: Path, reason: str) -> UploadError:
 
 
 def copied_tensors(
-    path: Path, manifest: Mapping[str, Any], entries: Mapping[str, Entry], prefix: str = ""
+    path: Path, manifest: Mapping[str, Any], entries: Mapping[str, StoredTensor], prefix: str = ""
 ) -> Iterator[tuple[str, Tensor]]:
     """Name and private copy of each tensor the manifest lists, compared with its digest before it is handed out."""
     with open_upload(path) as (file, size):
@@ -107,7 +93,7 @@ def copied_tensors(
                 yield name, _tensor(content, entry)
 
 
-def _tensor(content: bytearray, entry: Entry) -> Tensor:
+def _tensor(content: bytearray, entry: StoredTensor) -> Tensor:
     if not content:
         return torch.empty(entry.shape, dtype=entry.dtype)
     return torch.frombuffer(content, dtype=entry.dtype).reshape(entry.shape)

@@ -1,4 +1,4 @@
-"""Writing an upload: what leaves a client, in which format, and under whose name."""
+"""Writes an upload: what leaves a client, in which format, and under whose name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Certificates and node keys for trials: a private CA, the coordinator's certificate, and for each member a client
-certificate (which opens the proxy) and a node key pair (which names its SuperNode to the SuperLink).
+"""Certificates and node keys for trials: a private CA, the coordinator's and the members' certificates.
 
 They expire after a month and their keys lie unprotected in a folder: for real use, have your own CA sign.
 """

@@ -1,4 +1,4 @@
-"""What a SuperNode runs: the charter in, its own local data, one upload out.
+"""The Flower app that a SuperNode runs: it reads the charter and its own data and returns one upload.
 
 The node's owner decides by `--node-config`: `data` (class folder or parquet), `member` (its name), and, optionally,
 `key` (private key to sign with), `federation` (own copy of federation.yaml; other terms are refused), `out` (leave the

@@ -1,4 +1,4 @@
-"""Which Flower node belongs to which member: one node key and one node number for each member of the charter.
+"""The table of Flower nodes: one node key and one node number for each member of the charter.
 
 `nodes.json` in the federation's folder holds the bindings. The coordinator makes them when it registers a member's
 node key; the proxy's configuration and the round are made from them.

@@ -1,4 +1,4 @@
-"""A SuperNode that runs one app and no other: Flower's own SuperNode behind a client certificate and a pinned digest.
+"""A SuperNode that runs only the app with the pinned digest, and connects with a client certificate.
 
 Flower's `--trusted-entities` accepts only apps that its public Hub delivered with a signature; an app of one's own,
 signed or not, is refused. Here the digest decides: this process makes a key that never leaves its memory, is the one

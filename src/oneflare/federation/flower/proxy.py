@@ -1,4 +1,4 @@
-"""The door of a SuperLink: an nginx configuration that lets members' SuperNodes in and nobody and nothing else.
+"""An nginx configuration for the SuperLink that admits only the members' SuperNodes.
 
 A SuperLink offers Fleet (for SuperNodes), Control (for `flwr`, without a login) and Runtime on one port. It listens
 on the loopback interface; nginx listens for the members, asks each for a client certificate, and passes only requests
@@ -41,7 +41,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
 @dataclass(frozen=True)
-class Door:
+class ProxyAddresses:
     """Where the proxy listens, and where the SuperLink does."""
 
     listen: str
@@ -50,7 +50,7 @@ class Door:
     """127.0.0.1:port"""
 
 
-def write_proxy(folder: Path, door: Door, certificates: Certificates, nodes: Mapping[str, Bound]) -> Path:
+def write_proxy(folder: Path, door: ProxyAddresses, certificates: Certificates, nodes: Mapping[str, Bound]) -> Path:
     """Write nginx.conf, and the folders nginx needs, so that an ordinary user can run it; an older file is replaced."""
     if not nodes:
         raise ConfigError("no member has a node yet; register each with `oneflare flower register`")
@@ -77,7 +77,7 @@ def start_command(configuration: Path) -> list[str]:
     return ["nginx", "-p", str(configuration.parent), "-c", str(configuration)]
 
 
-def _configuration(place: Path, door: Door, files: list[Path], nodes: Mapping[str, Bound]) -> str:
+def _configuration(place: Path, door: ProxyAddresses, files: list[Path], nodes: Mapping[str, Bound]) -> str:
     authority, certificate, key = files
     members = "\n".join(f'        "CN={name} {header_of(nodes[name].key)}" {name};' for name in sorted(nodes))
     fleet = "\n".join(

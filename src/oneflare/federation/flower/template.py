@@ -1,4 +1,4 @@
-"""The folder that `flwr run` takes: no code of its own, only the names of the two apps and the run's settings."""
+"""The app folder for `flwr run`: the names of the two apps and the run's settings, without code."""
 
 from __future__ import annotations
 

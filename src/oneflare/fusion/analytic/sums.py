@@ -1,4 +1,4 @@
-"""Fusions of additive statistics: what they give does not depend on who holds what."""
+"""Fusions of additive statistics, whose result does not depend on which member holds which image."""
 
 from __future__ import annotations
 

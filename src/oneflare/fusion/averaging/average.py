@@ -1,4 +1,4 @@
-"""Fusions that average weights into one network, and what every fusion into one network shares."""
+"""Fusions that average weights into one network, and what every such fusion shares."""
 
 from __future__ import annotations
 

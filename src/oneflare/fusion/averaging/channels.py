@@ -1,4 +1,4 @@
-"""Which axes of which tensors hold the same channels, read off an encoder's graph.
+"""Finds which axes of which tensors hold the same channels, from an encoder's graph.
 
 Reordering the output channels of a layer changes nothing if everything that reads them is reordered alike. Channels
 that are added to each other (residual connections) share one order: they form one group.

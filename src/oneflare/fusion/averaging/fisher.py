@@ -1,4 +1,4 @@
-"""Fusion by how sure each client is of each weight."""
+"""Fusion that weighs every weight by its Fisher information."""
 
 from __future__ import annotations
 

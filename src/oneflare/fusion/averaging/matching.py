@@ -1,4 +1,4 @@
-"""Fusion that brings the clients' neurons into one order before it averages them."""
+"""Fusion that reorders the clients' neurons to match each other before it averages them."""
 
 from __future__ import annotations
 

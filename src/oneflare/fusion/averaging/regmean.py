@@ -1,4 +1,4 @@
-"""Fusion of linear maps by regression: one map that gives on everybody's inputs what everybody's own map gave."""
+"""Fusion of linear maps by regression on the clients' inputs (RegMean)."""
 
 from __future__ import annotations
 

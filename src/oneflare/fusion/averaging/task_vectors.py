@@ -1,4 +1,4 @@
-"""Fusions of task vectors: what each client added to the start that all shared, tau_i = theta_i - theta_0.
+"""Fusions of task vectors: what each client added to the shared start, tau_i = theta_i - theta_0.
 
 theta holds the encoder's parameters and the prototypes. Running statistics of batch normalisation are no parameters
 and have no meaningful start: they are averaged by client size.

@@ -1,4 +1,4 @@
-"""Invented images and the clients' weights improve each other in turns; a student learns from both (Co-Boosting)."""
+"""Distillation in which generated images and the clients' weights improve each other (Co-Boosting)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
 from oneflare.fusion.base import FUSIONS, UploadSet
-from oneflare.fusion.distillation.datafree import Datafree, DatafreeTraining
-from oneflare.fusion.distillation.public import Batch, Count, Named, Positive, Start, Weight, divergence
+from oneflare.fusion.distillation.datafree import Datafree, DatafreeOptions, DatafreeTraining
+from oneflare.fusion.distillation.public import Named, Weight, divergence
 
 
 def difficulty(logits: Tensor, labels: Tensor) -> Tensor:
@@ -103,24 +103,14 @@ class Coboosting(Datafree):
         self,
         *,
         teacher: Named = "count_prototypes",
-        rounds: Count = 5,
-        generator_steps: Count = 10,
-        student_steps: Count = 10,
-        batch_size: Batch = 64,
-        lr: Positive = 1e-3,
-        generator_lr: Positive = 1e-2,
-        temperature: Positive = 0.5,
         statistics: Weight = 1.0,
         adversarial: Weight = 0.5,
         perturbation: Weight = 8 / 255,
         weight_rate: Weight = 0.1,
-        start: Start = "average",
-        seed: int = 0,
+        options: DatafreeOptions = DatafreeOptions(),
     ) -> None:
         """weight_rate: of the clients' weights, for one client; N clients share it."""
-        super().__init__(
-            teacher, rounds, generator_steps, student_steps, batch_size, lr, generator_lr, temperature, start, seed
-        )
+        super().__init__(teacher, options)
         self.statistics, self.adversarial = statistics, adversarial
         self.perturbation, self.weight_rate = perturbation, weight_rate
 

@@ -1,4 +1,4 @@
-"""Distillation without any image: a generator invents what the clients' networks might have seen (DENSE)."""
+"""Distillation without images: a generator makes inputs from what the networks know (DENSE)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oneflare.core.registry import Options
 from oneflare.core.seeds import torch_generator
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, UploadSet, build_fusion
@@ -35,7 +36,7 @@ from oneflare.nn.optimisers import Adam
 NOISE = 64
 WIDTH = 32
 """of the generator"""
-LOUD = 3.0
+LABEL_SCALE = 3.0
 """the label's part in the generator's input, beside noise of size 1"""
 
 
@@ -97,7 +98,7 @@ class Inventor:
 
     def images(self, noise: Tensor, labels: Tensor) -> Tensor:
         """The generator is told the label, so that it need not learn anew in every round what each class is."""
-        images: Tensor = self.generator(torch.cat([noise, LOUD * F.one_hot(labels, self.classes)], 1))
+        images: Tensor = self.generator(torch.cat([noise, LABEL_SCALE * F.one_hot(labels, self.classes)], 1))
         return images
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,31 +181,35 @@ class DatafreeTraining(StudentTraining):
         self.pool = Pool(**state["pool"])
 
 
+@dataclass(frozen=True)
+class DatafreeOptions(Options):
+    """The options that both ways of distilling without images share."""
+
+    rounds: Count = 5
+    generator_steps: Count = 10
+    student_steps: Count = 10
+    batch_size: Batch = 64
+    lr: Positive = 1e-3
+    """of the student"""
+    generator_lr: Positive = 1e-2
+    temperature: Positive = 0.5
+    start: Start = "average"
+    """of the student, see `initial_student`"""
+    seed: int = 0
+
+
 class Datafree(Distillation):
     """What both ways of distilling without images have in common."""
 
-    def __init__(
-        self,
-        teacher: Named,
-        rounds: int,
-        generator_steps: int,
-        student_steps: int,
-        batch_size: int,
-        lr: float,
-        generator_lr: float,
-        temperature: float,
-        start: Start,
-        seed: int,
-    ) -> None:
-        super().__init__(teacher, seed, frozenset())
+    def __init__(self, teacher: Named, options: DatafreeOptions) -> None:
+        super().__init__(teacher, options.seed, frozenset())
         if "weights" not in build_fusion(self.teacher).needs:
             raise ConfigError(
                 f"teacher: {self.teacher['name']} has no networks to invent images from; use distill_public"
             )
-        self.rounds, self.generator_steps, self.student_steps = rounds, generator_steps, student_steps
-        self.batch_size, self.lr, self.generator_lr = batch_size, lr, generator_lr
-        self.temperature: float = temperature
-        self.start: Start = start
+        self.rounds, self.batch_size, self.temperature = options.rounds, options.batch_size, options.temperature
+        self.generator_steps, self.generator_lr = options.generator_steps, options.generator_lr
+        self.student_steps, self.lr, self.start = options.student_steps, options.lr, options.start
 
 
 class DenseTraining(DatafreeTraining):
@@ -245,21 +250,11 @@ class DistillDatafree(Datafree):
         self,
         *,
         teacher: Named = "count_prototypes",
-        rounds: Count = 5,
-        generator_steps: Count = 10,
-        student_steps: Count = 20,
-        batch_size: Batch = 64,
-        lr: Positive = 1e-3,
-        generator_lr: Positive = 1e-2,
-        temperature: Positive = 0.5,
         statistics: Weight = 1.0,
         diversity: Weight = 0.5,
-        start: Start = "average",
-        seed: int = 0,
+        options: DatafreeOptions = DatafreeOptions(student_steps=20),
     ) -> None:
-        super().__init__(
-            teacher, rounds, generator_steps, student_steps, batch_size, lr, generator_lr, temperature, start, seed
-        )
+        super().__init__(teacher, options)
         self.statistics, self.diversity = statistics, diversity
 
     def begin(self, uploads: UploadSet) -> DenseTraining:

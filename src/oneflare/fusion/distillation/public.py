@@ -1,4 +1,4 @@
-"""Fusions that teach one network what a fused model knows: the cheapest thing to deploy."""
+"""Distillation of a fused model into one network on public images (FedDF), and what all distillations share."""
 
 from __future__ import annotations
 

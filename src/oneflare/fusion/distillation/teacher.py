@@ -1,4 +1,4 @@
-"""A fused model as something to learn from: differentiable in the images, and in how much each client counts."""
+"""A fused model as a differentiable teacher, with a weight for each client."""
 
 from __future__ import annotations
 

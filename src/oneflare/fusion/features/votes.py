@@ -1,4 +1,4 @@
-"""Fusions that mix the clients' opinions."""
+"""Fusions that mix the clients' predicted probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bound on what one member can do to one class."""
+"""A bound on the influence of one member on one class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that show nothing, the same for everybody: how members' networks can be compared without data."""
+"""Synthetic images, the same for everybody, on which members' networks are compared without data."""
 
 from __future__ import annotations
 

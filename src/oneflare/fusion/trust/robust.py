@@ -1,4 +1,4 @@
-"""Fusions that decide who has a say on a class: experts by count, and prototypes that a few bad clients cannot move."""
+"""Fusions that decide which members count for a class: experts by count, and robust prototypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who lies in statistics: every member's class means are compared with those of the other members.
+"""Finds false statistics by comparing every member's class means with those of the other members.
 
 The features are the same fixed function of an image for everybody, so honest members that hold a class have nearly the
 same mean of it, and by averaging over images the mean is far more certain than any image. A member whose images of
@@ -32,7 +32,7 @@ RIDGE = 1e-3
 CERTAINTY = 6.0
 """standard errors that a class mean must be off"""
 
-LOUD = 100.0
+FAR_TOO_LARGE = 100.0
 """second moments of a layer's inputs may be so many times the median member's"""
 
 
@@ -150,5 +150,5 @@ def loud_evidence(uploads: UploadSet) -> dict[int, str]:
     return {
         upload.client: f"what enters its layers is {float(times[row]):.2g} times as large as usual"
         for row, upload in enumerate(uploads)
-        if float(times[row]) > LOUD
+        if float(times[row]) > FAR_TOO_LARGE
     }

@@ -1,3 +1,3 @@
-"""How the features of all members become one answer: one file for each family of rules."""
+"""The rules by which the features of all members become one prediction, one file for each family."""
 
 from oneflare.models.rules import density, moments, redistribution, sums, votes  # noqa: F401  (registers)

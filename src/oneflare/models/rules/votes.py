@@ -1,4 +1,4 @@
-"""Rules that mix the members' opinions."""
+"""Rules that mix the members' predicted probabilities."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A model over HTTP: the application, its limits, and what it accepts as a request."""
+"""A model over HTTP: the application, its limits, and the requests that it accepts."""

@@ -1,4 +1,4 @@
-"""A small HTTP server around one model: JSON in and out, health, metrics, a page to drop an image on.
+"""A small HTTP server around one model: JSON, health, metrics, and a page for images.
 
 For one machine or a trusted network: it has no accounts. It trusts no request: `serving.limits` lists what
 requests may cost, and whatever exceeds that or cannot be read is answered with its own status and one line of JSON.
@@ -163,7 +163,7 @@ class Predictor:
         return [ranking(row, self.model.task.classes) for row in probabilities]
 
 
-class Door:
+class RequestGate:
     """What every request passes: is it for this host, is its header short, is it answered in time; then it is counted.
 
     hosts: names under which browsers may reach the server ("*": any), so that no other site can borrow it by DNS
@@ -223,7 +223,7 @@ def build_app(
     predictor = Predictor(model, limits)
     predictor.metrics = metrics or predictor.metrics
     app = FastAPI(title="OneFlare", version=__version__, docs_url=None, redoc_url=None)  # those pages load from a CDN
-    app.add_middleware(Door, predictor=predictor, hosts=hosts)
+    app.add_middleware(RequestGate, predictor=predictor, hosts=hosts)
     task = model.task
 
     @app.exception_handler(RequestError)

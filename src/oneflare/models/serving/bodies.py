@@ -1,4 +1,4 @@
-"""The images in a request: its body itself, JSON with base64, or a form as `curl -F image=@x.png` sends it."""
+"""Reads the images of a request: a plain body, JSON with base64, or a form."""
 
 from __future__ import annotations
 

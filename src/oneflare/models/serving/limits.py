@@ -1,4 +1,4 @@
-"""What one request, and all of them together, may cost the server, and the HTTP connection that holds clients to it.
+"""Limits on what one request and all requests together may cost, and the connection that enforces them.
 
 The connection is uvicorn's own with clocks added: one for the header of a request, one for the whole of it. What is
 refused before a request exists (a header too long or too slow, too many connections) is answered here; the rest is

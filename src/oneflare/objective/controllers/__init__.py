@@ -1,4 +1,4 @@
-"""Who decides lambda: one class per rule, chosen by name."""
+"""Controllers: the rules that decide lambda, one class each, chosen by name."""
 
 from oneflare.objective.controllers import balanced, coupled, decoupled, simple  # noqa: F401  (registers)
 from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts, Controller, build_controller

@@ -1,4 +1,4 @@
-"""The equilibrium itself, without anything to optimise."""
+"""A controller that sets lambda to the equilibrium of the meta-loss directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lambda learned in the weights' own loss: the two designs that showed why the gradients must be decoupled."""
+"""Controllers that learn lambda in the weights' own loss, the two designs that decoupling replaced."""
 
 from __future__ import annotations
 

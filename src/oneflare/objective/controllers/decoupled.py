@@ -1,4 +1,4 @@
-"""Lambda learned from task uncertainty, decoupled from the weights.
+"""Controllers that learn lambda from task uncertainty, decoupled from the weights.
 
 Two learnable log-variances give raw = s_l/s_a. They minimise a meta-loss in which both losses are detached, while in
 the weights' loss lambda is detached: one backward pass, two objectives, no gradient across. The rules differ only in
@@ -12,14 +12,16 @@ from torch import Tensor
 
 from oneflare.core.schedules import ScheduleSpec, build_schedule
 from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts
-from oneflare.objective.controllers.meta_loss import MetaLoss
+from oneflare.objective.controllers.meta_loss import NO_GUARDS, MetaLoss
 from oneflare.objective.controllers.sigma import SigmaController
 
 
 class DecoupledController(SigmaController):
     """Weights minimise L_l + [raw] a L_a, sigmas the meta-loss of the detached losses."""
 
-    meta: MetaLoss
+    def __init__(self, facts: ClientFacts, step: float, lambda_start: tuple[float, float], guards: MetaLoss) -> None:
+        super().__init__(facts, step, lambda_start)
+        self.meta = guards
 
     def meta_loss(self, local: Tensor, align: Tensor, data: float = 1.0) -> Tensor:
         """local, align: detached scalars."""
@@ -49,14 +51,9 @@ class UncertaintyRescaled(DecoupledController):
         *,
         sigma_lr: float = 0.02,
         lambda_start: tuple[float, float] = (1.0, 20.0),
-        floor: float = 0.0,
-        ceiling: float = 0.0,
-        lambda_max: float | None = None,
-        valve: float | None = None,
-        force: bool = False,
+        guards: MetaLoss = NO_GUARDS,
     ) -> None:
-        super().__init__(facts, sigma_lr, lambda_start)
-        self.meta = MetaLoss(floor, ceiling, lambda_max, valve, force)
+        super().__init__(facts, sigma_lr, lambda_start, guards)
 
     def loss(self, local: Tensor, align: Tensor, progress: float) -> Tensor:
         del progress
@@ -73,15 +70,10 @@ class AnnealedController(DecoupledController):
         schedule: ScheduleSpec = {"name": "linear"},  # noqa: B006
         sigma_lr: float = 0.02,
         lambda_start: tuple[float, float] = (1.0, 20.0),
-        floor: float = 0.0,
-        ceiling: float = 0.0,
-        lambda_max: float | None = None,
-        valve: float | None = None,
-        force: bool = False,
+        guards: MetaLoss = NO_GUARDS,
     ) -> None:
-        super().__init__(facts, sigma_lr, lambda_start)
+        super().__init__(facts, sigma_lr, lambda_start, guards)
         self.schedule = build_schedule(schedule)
-        self.meta = MetaLoss(floor, ceiling, lambda_max, valve, force)
 
 
 @CONTROLLERS.register("decoupled")
@@ -138,16 +130,11 @@ class Autonomous(DecoupledController):
         schedule: ScheduleSpec = {"name": "linear"},  # noqa: B006
         rate: float = 0.5,
         lambda_start: tuple[float, float] = (1.0, 20.0),
-        floor: float = 0.0,
-        ceiling: float = 0.0,
-        lambda_max: float | None = None,
-        valve: float | None = None,
-        force: bool = False,
+        guards: MetaLoss = NO_GUARDS,
     ) -> None:
-        super().__init__(facts, rate, lambda_start)
+        super().__init__(facts, rate, lambda_start, guards)
         self.schedule = build_schedule(schedule)
         self.rate = min(rate, 1.0)
-        self.meta = MetaLoss(floor, ceiling, lambda_max, valve, force)
         self._target: Tensor | None = None
 
     def loss(self, local: Tensor, align: Tensor, progress: float) -> Tensor:

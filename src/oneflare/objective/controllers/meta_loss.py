@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oneflare.core.registry import Options
 from oneflare.errors import ConfigError
 
 SMALLEST = 1e-12
@@ -15,7 +16,7 @@ NEWTON_STEPS = 12
 
 
 @dataclass(frozen=True)
-class MetaLoss:
+class MetaLoss(Options):
     """What log s = (log s_l, log s_a) minimise, given the two losses; raw = s_l/s_a
 
     meta = L_l/(2 s_l) + w_data L_a/(2 s_a) + (log s_l + w_log log s_a)/2
@@ -94,6 +95,9 @@ class MetaLoss:
                 push = data * torch.exp(-u)
                 u = u + (push - log - 4 * self.ceiling * u) / (push + 4 * self.ceiling)
         return u
+
+
+NO_GUARDS = MetaLoss()
 
 
 def _log(value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""State of the rules that learn: two log-variances with a step size of their own."""
+"""The state of controllers that learn: two log-variances with their own step size."""
 
 from __future__ import annotations
 

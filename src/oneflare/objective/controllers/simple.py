@@ -1,4 +1,4 @@
-"""Rules that learn nothing: lambda is zero, constant, a schedule, or read off the client's classes."""
+"""Controllers that learn nothing: lambda is zero, constant, a schedule, or computed from the client's classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a piece of work costs: seconds, and the memory it needs beyond what was there before.
+"""Measures the seconds and the additional memory that a piece of work takes.
 
 The work runs in a forked process of its own, so nothing it leaves behind enters the next measurement. Before it starts
 freed memory is given back to the system and the kernel's high-water mark of resident memory is reset. Short work is
@@ -33,7 +33,7 @@ _MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True)
-class Cost:
+class Usage:
     seconds: float
     """by the clock"""
     cpu_seconds: float
@@ -42,7 +42,7 @@ class Cost:
     """resident high-water mark above the start; None where the system does not tell"""
 
 
-def measure(work: Callable[[], T], keep: Callable[[T], K], *, rehearse: bool = True) -> tuple[Cost, K]:
+def measure(work: Callable[[], T], keep: Callable[[T], K], *, rehearse: bool = True) -> tuple[Usage, K]:
     """Do `work` in a process of its own and `keep` its result there, which writes it to a file; an error arrives here.
 
     Returns the cost, and what `keep` returned: something small that can be sent from one process to another.
@@ -66,7 +66,7 @@ def measure(work: Callable[[], T], keep: Callable[[T], K], *, rehearse: bool = T
         ours.close()
     if isinstance(answer, Exception):
         raise answer
-    found: tuple[Cost, K] = answer
+    found: tuple[Usage, K] = answer
     return found
 
 
@@ -79,7 +79,7 @@ def _child(connection: Connection, work: Callable[[], Any], keep: Callable[[Any]
         connection.send(error)
 
 
-def _measure(work: Callable[[], T], keep: Callable[[T], K], rehearse: bool) -> tuple[Cost, K]:
+def _measure(work: Callable[[], T], keep: Callable[[T], K], rehearse: bool) -> tuple[Usage, K]:
     libc = _libc()
     if libc is not None:
         libc.mallopt(_MMAP_THRESHOLD, SMALLEST_MAPPED)
@@ -90,7 +90,7 @@ def _measure(work: Callable[[], T], keep: Callable[[T], K], rehearse: bool) -> t
     return cost, keep(result)
 
 
-def _once(work: Callable[[], T], libc: Any) -> tuple[Cost, T]:
+def _once(work: Callable[[], T], libc: Any) -> tuple[Usage, T]:
     gc.collect()
     if libc is not None:
         libc.malloc_trim(0)
@@ -99,7 +99,7 @@ def _once(work: Callable[[], T], libc: Any) -> tuple[Cost, T]:
     result = work()
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu
     peak = None if before is None else max(0, _status("VmHWM") - before)
-    return Cost(seconds, cpu, peak), result
+    return Usage(seconds, cpu, peak), result
 
 
 def _reset_high_water() -> int | None:

@@ -1,4 +1,4 @@
-"""What the machine makes of it: ratios measured side by side, so that a noisy machine does not matter."""
+"""Benchmarks: ratios that are measured side by side, so that a noisy machine matters less."""
 
 from oneflare.study.bench.growth import client_growth, fusion_growth, start_up
 from oneflare.study.bench.steps import busy_machine, cohort_gain, controller_costs, machine, step_overhead

@@ -1,4 +1,4 @@
-"""How time and memory grow: with clients, with uploads to fuse, and from the first key press."""
+"""How time and memory grow with clients and with uploads, and how long the command line takes to start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import torch
 from oneflare.core.seeds import torch_generator
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all
 from oneflare.methods.resolve import resolve
-from oneflare.simulation.simulation import Federation, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
 from oneflare.upload import read_upload, write_upload
@@ -49,10 +50,9 @@ def client_growth(counts: Sequence[int], **arguments: Any) -> list[dict[str, Any
     ]
 
 
-def train_once(
-    folder: Path, *, clients: int, size: int, channels: int, samples: int, epochs: int, batch: int, encoder: Any
-) -> float:
-    dataset = random_dataset(size, channels, samples)
+def train_once(folder: Path, *, clients: int, epochs: int, batch: int, encoder: Any, **images: int) -> float:
+    """images: size, channels and samples of `random_dataset`."""
+    dataset = random_dataset(**images)
     dataset = dataclasses.replace(dataset, test=dataset.test.take(torch.arange(100)))
     experiment = resolve(
         {
@@ -76,7 +76,7 @@ def fusion_growth(counts: Sequence[int], **arguments: Any) -> list[dict[str, Any
 def fuse_once(folder: Path, *, number: int, encoder: Any, images: int = 256) -> float:
     dataset = random_dataset(32, 3, images)
     settings = {"encoder": encoder, "partition": {"kind": "iid", "clients": 2}}
-    federation = Federation.build(resolve(settings), RunFiles(folder), dataset, None, None)
+    federation = Simulation.build(resolve(settings), RunFiles(folder), dataset)
     network, generator = federation.template(), torch_generator(0, "fusion benchmark")
     paths = [folder / f"{client}.safetensors" for client in range(number)]
     for client, path in enumerate(paths):

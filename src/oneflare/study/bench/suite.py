@@ -1,4 +1,4 @@
-"""All benchmarks in one go, with the targets they are held to."""
+"""All benchmarks together, with their targets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
+from oneflare.client.observer import Observer
 from oneflare.core.files import read_json, write_json
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.study.bench.growth import client_growth, fusion_growth, start_up
@@ -19,7 +20,7 @@ CLIENTS = (5, 10, 50, 100, 500, 1000)
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchTarget:
     """A ratio and the most it may be."""
 
     name: str
@@ -32,8 +33,8 @@ class Target:
 
 
 def run_suite(
-    out: Path, *, quick: bool, say: Callable[[str], None], only: Sequence[str] = ()
-) -> tuple[dict[str, Any], list[Target]]:
+    out: Path, *, quick: bool, observer: Observer, only: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[BenchTarget]]:
     """Measure everything, write `out` (JSON); `quick` leaves out what takes minutes.
 
     only: sections to measure again, the others stay as the file has them
@@ -47,7 +48,7 @@ def run_suite(
         content = (read_json(out) if out.exists() else {}) | content
         sections = {name: section for name, section in sections.items() if name in only or name not in content}
     for name, section in sections.items():
-        say(name.replace("_", " "))
+        observer.note(f"measuring {name.replace('_', ' ')}")
         content[name] = section()
         write_json(out, content)
     targets = find_targets(content)
@@ -99,35 +100,39 @@ def _cohorts(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def find_targets(content: dict[str, Any]) -> list[Target]:
+def find_targets(content: dict[str, Any]) -> list[BenchTarget]:
     """The promises, each as a ratio or a number of seconds with its limit."""
     targets = [
-        Target("help, seconds", content["start_up"]["help_seconds"], 0.5),
-        Target("first step on digits, seconds (whole one-step run)", content["start_up"]["one_step_run_seconds"], 4.0),
-        Target("step beside a busy neighbour per core over alone", content["busy_machine"]["ratio"], 5.0),
+        BenchTarget("help, seconds", content["start_up"]["help_seconds"], 0.5),
+        BenchTarget(
+            "first step on digits, seconds (whole one-step run)", content["start_up"]["one_step_run_seconds"], 4.0
+        ),
+        BenchTarget("step beside a busy neighbour per core over alone", content["busy_machine"]["ratio"], 5.0),
     ]
     for row in content["step_overhead"]:
         label = f"{row['encoder']['name']} width {row['encoder']['width']}, {row['size']}x{row['size']}"
-        targets.append(Target(f"full step over bare pass: {label}", row["ratio"], 1.25 if row["size"] == 8 else 1.10))
+        targets.append(
+            BenchTarget(f"full step over bare pass: {label}", row["ratio"], 1.25 if row["size"] == 8 else 1.10)
+        )
     for name, ratio in content["controllers"].items():
         if "pcgrad" not in name:
-            targets.append(Target(f"controller over fixed: {name}", ratio, 1.05))
+            targets.append(BenchTarget(f"controller over fixed: {name}", ratio, 1.05))
     int8 = content["communication"]["formats"]["int8"]
     for encoder, ratio in content["communication"]["int8_over_float32"].items():
-        targets.append(Target(f"int8 upload over float32, bytes: {encoder}", ratio, 0.27))
-    targets.append(Target("int8 upload, points lost on average", int8["mean_points_lost"], 0.5))
+        targets.append(BenchTarget(f"int8 upload over float32, bytes: {encoder}", ratio, 0.27))
+    targets.append(BenchTarget("int8 upload, points lost on average", int8["mean_points_lost"], 0.5))
     for key in ("clients_8x8", "clients_32x32"):
         rows = {row["clients"]: row for row in content.get(key, [])}
         if 1000 in rows:
-            targets.append(Target(f"{key}: time of 1000 over 5", rows[1000]["seconds"] / rows[5]["seconds"], 1.3))
+            targets.append(BenchTarget(f"{key}: time of 1000 over 5", rows[1000]["seconds"] / rows[5]["seconds"], 1.3))
             memory = rows[1000]["peak_memory_bytes"] / rows[10]["peak_memory_bytes"]
-            targets.append(Target(f"{key}: memory of 1000 over 10", memory, 1.3))
+            targets.append(BenchTarget(f"{key}: memory of 1000 over 10", memory, 1.3))
     most = content["fusion"][-1]
     fewest = content["fusion"][0]
     memory = most["peak_memory_bytes"] / fewest["peak_memory_bytes"]
-    targets.append(Target(f"fusing {most['uploads']} uploads over {fewest['uploads']}: memory", memory, 1.3))
+    targets.append(BenchTarget(f"fusing {most['uploads']} uploads over {fewest['uploads']}: memory", memory, 1.3))
     per_upload = (most["seconds"] / most["uploads"]) / (fewest["seconds"] / fewest["uploads"])
     targets.append(
-        Target(f"fusing {most['uploads']} uploads over {fewest['uploads']}: time per upload", per_upload, 1.3)
+        BenchTarget(f"fusing {most['uploads']} uploads over {fewest['uploads']}: time per upload", per_upload, 1.3)
     )
     return targets

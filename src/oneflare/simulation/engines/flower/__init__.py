@@ -1,4 +1,4 @@
-"""Clients as Flower nodes: one round, one message each, and the message is the upload.
+"""Clients as Flower nodes: one round with one message each, which is the upload.
 
 `flwr` is an extra and is imported only by the modules of this room, never by importing this one.
 """

@@ -1,4 +1,4 @@
-"""A grid without sockets or Ray: the same apps in threads of this process, for tests and for a look inside."""
+"""A Flower grid in threads of this process, without sockets or Ray, for tests."""
 
 from __future__ import annotations
 

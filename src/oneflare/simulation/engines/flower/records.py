@@ -1,4 +1,4 @@
-"""What travels: a question to a node, and its answer, which holds files as they are on disk.
+"""The Flower records of a message to a node and of its reply, which holds files as bytes.
 
 An answer has two records. `FACTS`: small values as JSON (who, how it ended). `FILES`: bytes by file name, above all
 the upload; they are opaque here and are verified by whoever reads the file.
@@ -44,7 +44,7 @@ def read_answer(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise UploadError("the reply holds no files; does the node run the same version of OneFlare?")
     for name in record:
         if not _FILE_NAME.fullmatch(name):
-            raise UploadError(f"the reply holds a file called {name!r:.80}, which is none of an upload's; refuse it")
+            raise UploadError(f"the reply holds a file called {name!r:.80}, which is not a file of an upload")
     return facts, {name: array.data for name, array in record.items()}
 
 

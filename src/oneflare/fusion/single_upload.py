@@ -1,4 +1,4 @@
-"""One member alone: the model that a single upload gives, without a federation around it."""
+"""The model that a single upload gives, without a federation around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client may hold beside its loss terms, checked before any work and described in words."""
+"""Additions to the loss terms (banks, the proximal term, frozen prototypes): their checks and descriptions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def complete_objective(objective: ObjectiveConfig) -> ObjectiveConfig:
     return objective.model_copy(update={"bank": BANKS.complete(objective.bank, "objective.bank")})
 
 
-def check_systems(experiment: Experiment) -> None:
+def check_additions(experiment: Experiment) -> None:
     objective = experiment.objective
-    if objective.systems and not experiment.trains:
+    if objective.has_additions and not experiment.trains:
         raise ConfigError("objective: bank, proximal and frozen prototypes belong to a network; give a term a weight")
     if objective.bank is not None and objective.bank["name"] == "memory" and not objective.terms.get("supcon"):
         raise ConfigError("objective.bank=memory gives supcon more pairs; give objective.terms.supcon a weight")
@@ -48,7 +48,7 @@ def check_systems(experiment: Experiment) -> None:
             )
 
 
-def describe_systems(objective: ObjectiveConfig) -> dict[str, str]:
+def describe_additions(objective: ObjectiveConfig) -> dict[str, str]:
     """Name and equation of everything a client holds beside its terms."""
     found: dict[str, str] = {}
     if objective.bank is not None:
