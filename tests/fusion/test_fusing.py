@@ -250,9 +250,9 @@ def test_impossible_members_are_named(rich_run, tmp_path):
 def test_the_bench_and_a_run_write_the_same_metrics(own_copy):
     """Everything but the clock: a distilled fusion has notes and a teacher, and both are kept either way."""
     spec = {"name": "distill_public", **QUICK["distill_public"]}
-    row = fuse_run(own_copy, [spec]).fusions["distill_public"]
+    row = fuse_run(own_copy, [spec]).fusions["distill_public"].to_dict()
     (table,) = bench_runs([own_copy], names=[spec])
-    benched = table.runs[0].fusions["distill_public"]
+    benched = table.runs[0].fusions["distill_public"].to_dict()
     assert row["training"]["steps"] == 1
     assert row["teacher"]["name"] == "count_prototypes"
     clock = {"fuse_seconds"}
