@@ -209,6 +209,10 @@ def test_background_images_keep_what_they_should_and_lose_what_they_show():
         assert not torch.allclose(destroyed, images)
 
 
+def test_no_images_leave_no_background():
+    assert list(background(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), 256)) == []
+
+
 def test_few_images_are_destroyed_in_all_ways_and_many_in_one():
     few, many = DIGITS.train.images[:5], torch.zeros(FEWEST + 1, 1, 8, 8, dtype=torch.uint8)
     assert sum(len(part) for part in background(few, 4)) == 4 * len(few)

@@ -77,6 +77,8 @@ def background(images: Tensor, block: int) -> Iterator[Tensor]:
 
     Each image is destroyed in one way, which take turns; where there are few images, in up to all four.
     """
+    if len(images) == 0:
+        return
     copies = max(1, min(len(WAYS), FEWEST // max(len(images), 1)))
     for copy in range(copies):
         for number, part in enumerate(images.split(block)):

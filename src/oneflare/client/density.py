@@ -29,14 +29,14 @@ def measure_density(network: PrototypeNetwork, data: ClientData, image: ImageSpe
         sums.index_add_(0, labels, roots)
         squares += roots.T @ roots
     means = sums / data.counts.clamp(min=1)[:, None]
-    within = (squares - (means.T * data.counts) @ means) / len(data)
+    within = (squares - (means.T * data.counts) @ means) / max(len(data), 1)
     total, scatter, number = torch.zeros(dim, dtype=torch.float64), torch.zeros(dim, dim, dtype=torch.float64), 0
     for destroyed in background(data.images, BLOCK):
         roots = signed_root(network.encoder(prepare(destroyed.to(device), image)).float()).double().cpu()
         total, number = total + roots.sum(0), number + len(roots)
         scatter += roots.T @ roots
-    middle = total / number
-    covariance = scatter / number - torch.outer(middle, middle)
+    middle = total / max(number, 1)
+    covariance = scatter / max(number, 1) - torch.outer(middle, middle)
     upper = triangle(dim)
     measured = {DENSITY_MEANS: means, WITHIN: within[upper], BACKGROUND_MEAN: middle, BACKGROUND: covariance[upper]}
     return {name: tensor.float().contiguous() for name, tensor in measured.items()}
