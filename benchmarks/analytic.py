@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from oneflare.client.observer import Observer
 from oneflare.client.statistics import measure
 from oneflare.core.files import write_json
 from oneflare.data import load
@@ -30,7 +31,8 @@ from oneflare.metrics import evaluate
 from oneflare.nn import build_encoder, build_feature_map
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.engines import map_tasks
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import Result, open_run, run_experiment
 from oneflare.study.bench.steps import interleaved, machine, random_dataset
 from oneflare.study.cells import Cell as StudyCell
@@ -78,8 +80,7 @@ def speed() -> Iterator[Cell]:
         features = build_feature_map(spec, 3, 32)
         halves = [slice(0, 5000), slice(5000, None)]
 
-        def work(rows: slice, report: Any) -> float:
-            del report
+        def work(rows: slice, _observer: Observer) -> float:
             return measure(features, data.images[rows], data.labels[rows], 10).samples
 
         started = time.monotonic()
@@ -166,7 +167,7 @@ def every_fusion(cell: StudyCell) -> dict[str, Any]:
     folder = cell.folder(RUNS)
     run_experiment(cell.experiment, folder)
     experiment, files = cell.experiment, RunFiles(folder)
-    federation = Federation.build(experiment, files, load(experiment.data), None, None)
+    federation = Simulation.build(experiment, files, load(experiment.data))
     found = [files.client(client).read_summary() for client in range(experiment.partition.clients)]
     uploads = federation.collect([summary for summary in found if summary is not None], Observer())
     offered = frozenset.intersection(*(upload.fields for upload in uploads))

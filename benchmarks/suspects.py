@@ -19,13 +19,13 @@ from typing import Any
 from torch import Tensor
 
 from oneflare._version import __version__
+from oneflare.client.observer import Observer
 from oneflare.core.files import read_json, write_json
 from oneflare.data import load
 from oneflare.fusion import UploadSet
 from oneflare.fusion.trust.probes import probe_features
 from oneflare.fusion.trust.suspects import LEAST_MEMBERS, find_suspects
 from oneflare.nn.hardware import one_thread
-from oneflare.simulation.simulation import Observer
 from oneflare.simulation.stages import open_run, read_experiment, run_experiment
 from oneflare.study.attacks import ATTACKS, LABEL_FLIP, NOBODY, counts_of, network_of, with_flipped_labels
 from oneflare.upload import Upload, read_upload, write_upload
@@ -49,7 +49,7 @@ def flipped(cell: Path, folder: Path) -> UploadSet:
     experiment = read_experiment(cell)
     federation, uploads = open_run(cell, Observer())
     data = with_flipped_labels(load(experiment.data))
-    run_experiment(experiment, folder, dataset=data, parts=federation.partition.indices)
+    run_experiment(experiment, folder, dataset=dataclasses.replace(data, owners=federation.partition.indices))
     members = (folder / "clients" / f"{upload.client:03d}" / upload.path.name for upload in uploads)
     return dataclasses.replace(uploads, uploads=tuple(read_upload(path, uploads.contract) for path in members))
 

@@ -62,12 +62,14 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_uploads(tiny_run: Path):
     """The verified uploads of the tiny run."""
+    from oneflare.client.observer import Observer
     from oneflare.data import load
-    from oneflare.simulation.simulation import Federation, Observer, RunFiles
+    from oneflare.simulation.files import RunFiles
+    from oneflare.simulation.simulation import Simulation
     from oneflare.simulation.stages import read_experiment
 
     experiment, files = read_experiment(tiny_run), RunFiles(tiny_run)
-    federation = Federation.build(experiment, files, load(experiment.data), None, None)
+    federation = Simulation.build(experiment, files, load(experiment.data))
     summaries = [files.client(client).read_summary() for client in range(3)]
     return federation.collect(summaries, Observer())
 

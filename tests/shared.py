@@ -1,4 +1,5 @@
-"""Pieces that tests of several rooms share: the command line as a process, small settings, forged uploads."""
+"""Pieces that tests of several rooms share: the command line as a process, small settings, forged uploads, an
+observer that listens."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from safetensors.torch import save
 
+from oneflare.client.observer import Observer, Relay
 from oneflare.core.files import digest_of, tensor_digest
 from oneflare.upload import MANIFEST
 
@@ -28,6 +30,11 @@ def oneflare(*words: str, cwd: Path, **environment: str) -> subprocess.Completed
     return subprocess.run(
         [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300, env=os.environ | environment
     )
+
+
+def hearing(lines: list[str]) -> Observer:
+    """An observer that adds every remark and warning to some lines."""
+    return Relay(lambda event, words: lines.append(words[0]) if event in ("note", "warn") else None)
 
 
 def wait_for(condition, seconds: float = 60) -> None:

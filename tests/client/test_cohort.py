@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from conftest import TINY
 from oneflare.client.cohort import MOST_CLIENTS, MOST_SAMPLES, cohorts, supports, train_cohort
-from oneflare.client.training import ClientFiles, train_client
+from oneflare.client.files import ClientFiles
+from oneflare.client.observer import Relay
+from oneflare.client.training import train_client
 from oneflare.data import ClientData, Split, load
 from oneflare.methods.resolve import resolve
 from oneflare.nn.hardware import bfloat16_speedup
-from oneflare.simulation.simulation import Federation, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 
 
@@ -39,11 +42,11 @@ def test_the_rule_can_be_overruled():
 
 def clients(folder, method, number=4, samples=5, **layer):
     experiment = resolve(TINY, {"method": method, "epochs": 4}, layer)
-    federation = Federation.build(experiment, RunFiles(folder), load(experiment.data), None, None)
+    federation = Simulation.build(experiment, RunFiles(folder), load(experiment.data))
     split = federation.dataset.train
     rows = [torch.arange(samples) + samples * client for client in range(number)]
     data = [ClientData.of(split.take(part), 10) for part in rows]
-    return [replace(federation.job(client), folder=folder / str(client)) for client in range(number)], data
+    return [replace(federation.clients.job(client), folder=folder / str(client)) for client in range(number)], data
 
 
 EVERY = [(method, batch, "float32") for method in ("fedavg", "fafi", "etf_annealed", "flare") for batch in (2, 32)]
@@ -107,7 +110,7 @@ def test_a_run_says_what_its_clients_were_trained_in(tmp_path):
 def test_cohorts_say_what_they_support(tmp_path, layer):
     def job(**more):
         experiment = resolve(TINY, {"method": "flare"}, more)
-        return Federation.build(experiment, RunFiles(tmp_path), load(experiment.data), None, None).job(0)
+        return Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data)).clients.job(0)
 
     assert supports(job())
     assert not supports(job(**layer))
@@ -121,7 +124,7 @@ def test_a_cohort_is_repeatable_and_not_repeated(tmp_path):
         train_cohort(jobs, data)
         outcomes.append([(tmp_path / name / str(c) / "upload.safetensors").read_bytes() for c in range(4)])
     assert outcomes[0] == outcomes[1]
-    again = train_cohort(jobs, data, lambda *_: pytest.fail("trained again"))
+    again = train_cohort(jobs, data, Relay(lambda *_: pytest.fail("trained again")))
     assert [summary.client for summary in again] == [0, 1, 2, 3]
 
 

@@ -12,12 +12,14 @@ from torch import nn
 from conftest import TINY
 from oneflare.client.cohort import cohorts
 from oneflare.client.evidence import measure_evidence
+from oneflare.client.observer import Observer
 from oneflare.core.files import digest_of, tensor_digest
 from oneflare.data import ClientData, ImageSpec, Split, load, prepare
 from oneflare.errors import ConfigError, UploadError
 from oneflare.methods.resolve import resolve
 from oneflare.nn import PrototypeNetwork
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.upload import MANIFEST, read_upload, write_upload
 from oneflare.upload.evidence import (
     EVIDENCE,
@@ -165,12 +167,12 @@ def test_grouped_convolutions_are_left_out():
 @pytest.fixture
 def federation(tmp_path):
     experiment = resolve(TINY, {"method": "flare", "upload.evidence": list(EVIDENCE), "epochs": 1})
-    return Federation.build(experiment, RunFiles(tmp_path), load(experiment.data), None, None)
+    return Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data))
 
 
 @pytest.fixture
 def written(federation, tmp_path):
-    data, network = federation.client_data(0), federation.template()
+    data, network = federation.clients.data(0), federation.template()
     evidence = measure_evidence(network, data, federation.contract.image, federation.contract.evidence)
     path = tmp_path / "upload.safetensors"
     write_upload(path, network, federation.contract, client=0, counts=data.counts, epoch=1, evidence=evidence)
@@ -243,7 +245,7 @@ def test_implausible_evidence_is_refused(federation, written, name, change, reas
 def test_a_mean_of_a_class_without_images_is_refused(federation, written):
     path, evidence = written
     means = evidence["class_means"].clone()
-    absent = int((federation.client_data(0).counts == 0).nonzero()[0])
+    absent = int((federation.clients.data(0).counts == 0).nonzero()[0])
     means[absent, 0] = 0.5
     forge(path, "evidence.class_means", means)
     with pytest.raises(UploadError, match="a class without images"):
@@ -272,14 +274,14 @@ def test_absent_evidence_leaves_the_run_its_name():
 def test_clients_that_train_together_measure_too(tmp_path):
     layer = {"partition": {"kind": "iid", "clients": 20}, "upload.evidence": "moments,fisher", "epochs": 1}
     experiment = resolve(TINY, {"method": "fafi"}, layer)
-    made = Federation.build(experiment, RunFiles(tmp_path), load(experiment.data), None, None)
+    made = Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data))
     assert max(map(len, cohorts(made.partition.sizes, 8, None))) > 1
     for upload in made.collect(made.train(Observer()), Observer()):
         network = made.template()
         network.encoder.load_state_dict(upload.weights())
         network.prototypes.data.copy_(upload.prototypes)
         expected = measure_evidence(
-            network, made.client_data(upload.client), made.contract.image, ("moments", "fisher")
+            network, made.clients.data(upload.client), made.contract.image, ("moments", "fisher")
         )
         for name, tensor in upload.evidence().items():
             assert torch.allclose(tensor, expected[name], rtol=1e-3, atol=1e-6), name

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oneflare.client.start import statistics_plan
 from oneflare.core.config import SHORT_FORMS, Experiment, merge, parse_overrides, read_yaml
 from oneflare.core.strict import strict_yaml
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
 from oneflare.nn import encoder_spec, initial_network
-from oneflare.simulation.simulation import statistics_plan
 
 
 def test_short_forms_reach_their_sections():

@@ -17,8 +17,7 @@ import torch
 from scipy import stats
 
 from hospitals import digits, tiny_charter
-from oneflare.client.companions import client_statistics
-from oneflare.client.statistics import measure, measure_on_lattice, privatise
+from oneflare.client.statistics import client_statistics, measure, measure_on_lattice, privatise
 from oneflare.core import noise
 from oneflare.core.noise import SeededWords, discrete_gaussian, discrete_laplace, noise_words, system_words
 from oneflare.core.privacy import Privacy

@@ -13,9 +13,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from oneflare.core.config import DataConfig
-from oneflare.data import from_arrays, load, prepare
+from oneflare.data import from_arrays, given_data, load, prepare
 from oneflare.data.sources import LAYOUTS
-from oneflare.errors import DataError
+from oneflare.errors import ConfigError, DataError
 
 
 def png(value: int, size: int = 32, mode: str = "RGB", mark: int = 0) -> bytes:
@@ -176,6 +176,17 @@ def test_train_and_test_pixels_are_normalised_alike():
     as_floats = stored.float() / 255
     assert torch.allclose(prepare(stored, dataset.image), prepare(as_floats, dataset.image))
     assert torch.allclose(prepare(stored, dataset.image), (as_floats - 0.5) / 0.25)
+
+
+def test_owners_travel_with_the_images():
+    pair = np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2
+    dataset = given_data([pair, pair, pair], pair)
+    assert [rows.tolist() for rows in dataset.owners] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    with pytest.raises(ConfigError, match=r"data\.public: images that have owners cannot be set aside"):
+        dataset.set_aside(2, seed=0)
+    with pytest.raises(DataError, match="images that have owners cannot be drawn from"):
+        dataset.subset(5, None, seed=0)
+    assert given_data(pair, pair).owners is None
 
 
 def test_a_public_split_is_taken_from_everybody():

@@ -483,8 +483,8 @@ def test_labels_may_be_names():
         def __getitem__(self, index):
             return pairs[index]
 
-    assert given_data(Pairs(), None)[0].classes == ("cat", "dog", "emu")
-    assert given_data(dataset, (x[:3], y[:3]))[0].test.labels.tolist() == [1, 0, 2]
+    assert given_data(Pairs(), None).classes == ("cat", "dog", "emu")
+    assert given_data(dataset, (x[:3], y[:3])).test.labels.tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize(

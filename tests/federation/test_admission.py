@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hospitals import NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
+from oneflare.client.observer import Observer
 from oneflare.errors import ConfigError, MemberFault, UploadError
 from oneflare.federation.charter import FILE, read_charter
 from oneflare.federation.coordinator import fuse_federation
@@ -18,6 +19,7 @@ from oneflare.fusion.averaging.laplace import Precision
 from oneflare.fusion.trust.influence import capped_influence
 from oneflare.study.lies import claiming_more, negated_sums, rewritten
 from oneflare.upload import read_upload, seal_upload
+from shared import hearing
 
 ANALYTIC = {"method": "analytic", "analytic": {"name": "random_conv", "filters": 12}}
 MADE = "2026-01-01T00:00:00+00:00"
@@ -94,7 +96,7 @@ def test_honest_members_need_no_approval_and_the_result_says_what_was_checked(wa
 def test_without_images_the_statistics_name_who_swapped_which_classes(ward, tmp_path):
     said: list[str] = []
     federation = copy_of(ward, tmp_path / "federation")
-    content = fuse_federation(federation, add=[ward / "mallory.safetensors"], say=said.append).content
+    content = fuse_federation(federation, add=[ward / "mallory.safetensors"], observer=hearing(said)).content
     assert list(content["suspects"]) == ["mallory"]
     (warning,) = [line for line in said if "is suspect" in line]
     assert "its images of '3' look like the others' '7' and its images of '7' look like the others' '3'" in warning
@@ -136,13 +138,14 @@ def test_a_file_that_changes_while_it_is_fused_is_refused_and_the_others_are_fus
     (tmp_path / "federation").mkdir()
     shutil.copy(ward / "federation" / FILE, tmp_path / "federation" / FILE)
 
-    def say(line: str) -> None:
-        said.append(line)
-        if line.startswith("fusing 3"):
-            with (inbox / "north.safetensors").open("r+b") as file:
-                file.truncate(5000)
+    class Cutting(Observer):
+        def note(self, text: str) -> None:
+            said.append(text)
+            if text.startswith("fusing 3"):
+                with (inbox / "north.safetensors").open("r+b") as file:
+                    file.truncate(5000)
 
-    content = fuse_federation(tmp_path / "federation", uploads=inbox, say=say).content
+    content = fuse_federation(tmp_path / "federation", uploads=inbox, observer=Cutting()).content
     assert [member["name"] for member in content["members"]] == ["east", "south"]
     (verdict,) = [verdict for verdict in content["verdicts"] if verdict["member"] == "north"]
     assert verdict["status"] == "refused"

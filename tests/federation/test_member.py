@@ -14,6 +14,7 @@ import yaml
 from PIL import Image
 
 from hospitals import DIGITS, TINY, digits, make, rows_of, tiny_charter, typed, write_pngs
+from oneflare.client.observer import Observer, Relay
 from oneflare.data.local import read_local
 from oneflare.errors import ConfigError, DataError, RunError
 from oneflare.federation.charter import new_charter, read_charter, revised
@@ -144,17 +145,18 @@ def test_training_resumes_bit_for_bit(images, tmp_path):
     data = member_data(charter, images).data
     whole = make_upload(charter, data, tmp_path / "whole.safetensors", member="north")
 
-    def stop(epoch, row):
-        if epoch == 3:
-            raise KeyboardInterrupt
+    class Stop(Observer):
+        def epoch(self, client, epoch, row, samples):
+            if epoch == 3:
+                raise KeyboardInterrupt
 
     out = tmp_path / "again.safetensors"
     with pytest.raises(KeyboardInterrupt):
-        make_upload(charter, data, out, member="north", observe=stop)
+        make_upload(charter, data, out, member="north", observer=Stop())
     assert (work_folder(out) / "checkpoint" / "state.safetensors").exists()
     assert not out.exists()
     seen = []
-    resumed = make_upload(charter, data, out, member="north", observe=lambda epoch, row: seen.append(epoch))
+    resumed = make_upload(charter, data, out, member="north", observer=Relay(lambda event, row: seen.append(row[1])))
     assert seen == [3, 4]
     assert resumed.manifest["tensors"] == whole.manifest["tensors"]
 

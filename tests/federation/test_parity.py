@@ -14,7 +14,8 @@ from oneflare.errors import ConfigError
 from oneflare.federation.member import member_data
 from oneflare.methods import METHODS
 from oneflare.methods.resolve import resolve
-from oneflare.simulation.simulation import Federation, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.upload import read_manifest
 
 TINIEST = {
@@ -36,28 +37,30 @@ def settings_of(method: str) -> dict:
     return TINIEST | small | {"method": method}
 
 
-def simulation(method: str, charter, images, folder) -> Federation:
+def simulation(method: str, charter, images, folder) -> Simulation:
     """The same terms and images, as `oneflare run` sets them up."""
     data = member_data(charter, images).data
     split = Split(data.images, data.labels)
     image = charter.image.spec()
-    dataset = Dataset("arrays", split, split, charter.classes, image, flip=False)
+    owners = (torch.arange(len(data)).numpy(),)
+    dataset = Dataset("arrays", split, split, charter.classes, image, flip=False, owners=owners)
     experiment = resolve(
         settings_of(method), {"data": {"name": "arrays"}, "partition": {"kind": "given", "clients": 1}}
     )
-    return Federation.build(experiment, RunFiles(folder), dataset, [torch.arange(len(data)).numpy()], None)
+    return Simulation.build(experiment, RunFiles(folder), dataset)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - NEEDS_PUBLIC_IMAGES))
 def test_by_file_and_in_a_simulation_uploads_are_the_same(method, images, tmp_path):
     charter = tiny_charter(settings=settings_of(method))
     run = simulation(method, charter, images, tmp_path / "run")
+    assert replace(run.contract, federation=charter.fingerprint) == charter.contract
     start, shared = run.template().state_dict(), charter.template().state_dict()
     assert start.keys() == shared.keys()
     assert all(torch.equal(start[name], shared[name]) for name in start)
     sent = make(charter, images, tmp_path / "north.safetensors", "north")
-    job = replace(run.job(0), client=charter.client("north"))
-    assert train_client(job, run.client_data(0)).status == "trained"
+    job = replace(run.clients.job(0), client=charter.client("north"))
+    assert train_client(job, run.clients.data(0)).status == "trained"
     one, other = read_manifest(sent), read_manifest(job.folder / "upload.safetensors")
     assert one["tensors"] == other["tensors"]
     assert len(one["tensors"]) >= 3

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from conftest import TINY, same_answers
-from oneflare.client.companions import calibrate, hold_out
+from oneflare.client.calibration import calibrate, hold_out
+from oneflare.client.observer import Observer
 from oneflare.core.config import DataConfig
 from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
@@ -20,7 +21,8 @@ from oneflare.fusion.analytic.discriminant import NEVER, Spectrum, solve
 from oneflare.methods.resolve import resolve
 from oneflare.metrics.classification import expected_calibration_error
 from oneflare.models.rules.redistribution import Redistribution
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import read_experiment, run_experiment
 from oneflare.upload import read_upload
 from oneflare.upload.statistics import Statistics
@@ -137,9 +139,9 @@ def test_one_image_is_enough_to_answer():
         solve(Statistics.zeros(4, 3))
 
 
-def federation(folder, *layers) -> Federation:
+def federation(folder, *layers) -> Simulation:
     experiment = resolve(TINY, {"method": "analytic", "analytic": SMALL}, *layers)
-    return Federation.build(experiment, RunFiles(folder), load(experiment.data), None, None)
+    return Simulation.build(experiment, RunFiles(folder), load(experiment.data))
 
 
 def uploads_of(folder, *layers) -> UploadSet:
@@ -337,7 +339,7 @@ def both(tmp_path_factory):
     layer["train"] = {"holdout": 0.1}
     result = run_experiment(resolve(TINY, layer), folder)
     experiment, files = read_experiment(folder), RunFiles(folder)
-    made = Federation.build(experiment, files, load(experiment.data), None, None)
+    made = Simulation.build(experiment, files, load(experiment.data))
     return result, made.collect([files.client(client).read_summary() for client in range(3)], Observer())
 
 

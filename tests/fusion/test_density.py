@@ -41,13 +41,15 @@ def covariance(d: int, seed: int = 0) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory) -> UploadSet:
     """Three members with evidence of densities, as a run leaves them."""
-    from oneflare.simulation.simulation import Federation, Observer, RunFiles
+    from oneflare.client.observer import Observer
+    from oneflare.simulation.files import RunFiles
+    from oneflare.simulation.simulation import Simulation
 
     experiment = resolve(TINY, {"method": "flare", "epochs": 3, "train.snapshots": 0})
     folder = tmp_path_factory.mktemp("density") / "run"
     run_experiment(experiment, folder)
     files = RunFiles(folder)
-    run = Federation.build(experiment, files, load(experiment.data), None, None)
+    run = Simulation.build(experiment, files, load(experiment.data))
     return run.collect([files.client(client).read_summary() for client in range(3)], Observer())
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from conftest import TINY, same_answers
+from oneflare.client.observer import Observer, Relay
 from oneflare.core.config import DataConfig
 from oneflare.data import load
 from oneflare.data.dataset import normalise, to_unit
@@ -29,8 +30,9 @@ from oneflare.methods.resolve import resolve
 from oneflare.metrics import retention
 from oneflare.models.base import Cost
 from oneflare.nn.generator import initial_generator
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import Point
-from oneflare.simulation.stages import Observer, RunFiles, run_experiment
+from oneflare.simulation.stages import run_experiment
 from shared import SHORT
 
 DIGITS = load(DataConfig(public=200, test_size=100))
@@ -233,16 +235,17 @@ def test_a_stopped_fusion_goes_on_bit_for_bit(name, uploads, tmp_path, monkeypat
     path = tmp_path / "checkpoint.safetensors"
     seen: list[int] = []
 
-    def stop(step, steps):
-        seen.append(step)
-        if step >= steps // 2:
-            raise Stop
+    class Stopping(Observer):
+        def fusion_step(self, fusion, step, steps):
+            seen.append(step)
+            if step >= steps // 2:
+                raise Stop
 
     with pytest.raises(Stop):
-        fusion.fuse(uploads, Workspace(path, 0.0, stop))
+        fusion.fuse(uploads, Workspace(path, 0.0, observer=Stopping()))
     assert 0 < seen[-1] < 12
     going_on: list[int] = []
-    workspace = Workspace(path, 0.0, lambda step, steps: going_on.append(step))
+    workspace = Workspace(path, 0.0, observer=Relay(lambda _, words: going_on.append(words[1])))
     resumed = fusion.fuse(uploads, workspace)
     assert going_on[0] == seen[-1]
     whole = fusion.fuse(uploads)
@@ -259,7 +262,7 @@ def test_a_checkpoint_of_other_work_is_not_used(uploads, tmp_path):
     build_fusion(SHORT["distill_public"]).fuse(uploads, Workspace(path))
     first: list[int] = []
     fewer = replace(uploads, uploads=uploads.uploads[:2])
-    workspace = Workspace(path, report=lambda step, steps: first.append(step))
+    workspace = Workspace(path, observer=Relay(lambda _, words: first.append(words[1])))
     without = build_fusion(SHORT["distill_public"]).fuse(fewer, workspace)
     assert first[0] == 0
     assert same_weights(without.model, build_fusion(SHORT["distill_public"]).fuse(fewer).model)
@@ -276,14 +279,14 @@ def agreement(spec: dict, uploads: UploadSet) -> float:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> UploadSet:
     """One client that has seen every class, three times."""
-    from oneflare.simulation.simulation import Federation
+    from oneflare.simulation.simulation import Simulation
 
     layer = {"method": "fafi", "fusions": "average", "partition": {"clients": 1, "kind": "iid"}}
     more = {"data": {"name": "digits", "train_size": 600, "public": 200}, "train": {"epochs": 6, "snapshots": 0}}
     experiment = resolve(TINY, layer, more)
     files = RunFiles(tmp_path_factory.mktemp("trained"))
     run_experiment(experiment, files.folder)
-    federation = Federation.build(experiment, files, load(experiment.data), None, None)
+    federation = Simulation.build(experiment, files, load(experiment.data))
     one = federation.collect([files.client(0).read_summary()], Observer())
     return replace(one, uploads=one.uploads * 3)
 

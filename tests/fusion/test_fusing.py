@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conftest import TINY, same_answers
+from oneflare.client.observer import Observer
 from oneflare.core.config import DataConfig
 from oneflare.core.files import load_state
 from oneflare.data import load
@@ -19,7 +20,8 @@ from oneflare.fusion import FUSIONS, Fused, build_fusion, logits_of_all
 from oneflare.fusion.membership import Membership
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.engines.measure import measure
-from oneflare.simulation.stages import Observer, RunFiles, fuse_run, open_run, run_experiment
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import fuse_run, open_run, run_experiment
 from oneflare.study.compare import compare_methods
 from oneflare.study.fusing import DIAGNOSTICS, bench_runs
 from oneflare.upload.evidence import EVIDENCE

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from conftest import TINY, same_answers
 from oneflare.client.evidence import measure_evidence
+from oneflare.client.observer import Observer
 from oneflare.data import load, prepare
 from oneflare.errors import ConfigError
 from oneflare.fusion import UploadSet, build_fusion, load_model
@@ -18,7 +19,8 @@ from oneflare.fusion.averaging.laplace import Precision, solve_posterior
 from oneflare.fusion.averaging.regmean import Regression
 from oneflare.methods.resolve import resolve
 from oneflare.nn import build_anchors
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.upload import read_upload, write_upload
 from oneflare.upload.evidence import EVIDENCE
@@ -28,13 +30,13 @@ NAMES = [*MERGED, "standardised", "fedproto"]
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory) -> Federation:
+def federation(tmp_path_factory) -> Simulation:
     """A finished run whose uploads hold all evidence."""
     layer = {"method": "flare", "upload.evidence": list(EVIDENCE), "fusions": NAMES}
     experiment = resolve(TINY, layer)
     folder = tmp_path_factory.mktemp("evidence") / "run"
     run_experiment(experiment, folder)
-    return Federation.build(experiment, RunFiles(folder), load(experiment.data), None, None)
+    return Simulation.build(experiment, RunFiles(folder), load(experiment.data))
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def twins(federation, uploads, tmp_path):
     network.encoder.load_state_dict(uploads.uploads[0].weights())
     made = []
     for client in range(3):
-        data, path = federation.client_data(client), tmp_path / f"{client}.safetensors"
+        data, path = federation.clients.data(client), tmp_path / f"{client}.safetensors"
         evidence = measure_evidence(network, data, uploads.contract.image, EVIDENCE)
         options = {"client": client, "counts": data.counts, "epoch": 1, "evidence": evidence}
         write_upload(path, network, uploads.contract, **options)
@@ -206,7 +208,7 @@ def test_standardised_is_the_equation(uploads, images):
 
 def test_fedproto_is_the_mean_distance_to_the_mean_of_each_class(federation, uploads, images):
     features = unit_features(uploads, images)
-    own = [federation.client_data(upload.client) for upload in uploads]
+    own = [federation.clients.data(upload.client) for upload in uploads]
     inputs = [unit_features(uploads, data.images)[index] for index, data in enumerate(own)]
     pooled, labels = torch.cat(inputs), torch.cat([data.labels for data in own])
     found = build_fusion({"name": "fedproto"}).fuse(uploads).model.logits(images)

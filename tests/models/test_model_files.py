@@ -24,6 +24,7 @@ from oneflare.federation.vouching import PRIVATE, make_key
 from oneflare.fusion import load_model
 from oneflare.models.sealing import seal
 from oneflare.upload.signing import generate
+from shared import hearing
 
 ESCAPE = "\x1b]0;pwned\x07cat\x1b[31m"
 FUSIONS = ["robust_prototypes", "average"]
@@ -267,7 +268,7 @@ def test_a_changed_result_makes_no_page(federation, tmp_path, capsys):
 def test_a_lost_key_is_said_and_leaves_no_old_signature(federation, tmp_path):
     folder, said = copy_of(federation, tmp_path / "copy"), []
     (folder / PRIVATE).unlink()
-    fuse_federation(folder, say=said.append)
+    fuse_federation(folder, observer=hearing(said))
     assert any("is not signed" in line for line in said)
     assert not list(folder.rglob("*.sig"))
 

@@ -7,13 +7,19 @@ import pytest
 import torch
 
 from conftest import TINY
-from oneflare.client.training import ClientFiles, ClientJob, build_training, train_client
+from oneflare.client.files import ClientFiles
+from oneflare.client.job import ClientJob
+from oneflare.client.loop import build_training
+from oneflare.client.observer import Observer
+from oneflare.client.training import train_client
 from oneflare.core.files import load_state, save_state
 from oneflare.data import load
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
 from oneflare.nn.optimisers import SGD, Adam, Thermostat, largest_curvature, scaled_rate, stable_rate
-from oneflare.simulation.stages import Federation, Observer, RunFiles, run_experiment
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
+from oneflare.simulation.stages import run_experiment
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -65,8 +71,8 @@ def test_linear_scaling_with_the_batch():
 
 def made_training(tmp_path, *layers, client: int = 0):
     experiment = resolve(TINY, {"method": "flare"}, *layers)
-    made = Federation.build(experiment, RunFiles(tmp_path), load(experiment.data), None, None)
-    return build_training(ClientJob(experiment, made.contract, client, tmp_path, flip=False), made.client_data(client))
+    made = Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data))
+    return build_training(ClientJob(experiment, made.contract, client, tmp_path, flip=False), made.clients.data(client))
 
 
 def test_the_rate_follows_the_batch_size(tmp_path):
@@ -122,12 +128,12 @@ def test_the_thermostat_resumes_bit_for_bit(tmp_path):
 
 def test_the_check_of_the_rate_reports_and_changes_nothing(tmp_path):
     experiment = resolve(TINY, {"method": "flare", "epochs": 1})
-    made = Federation.build(experiment, RunFiles(tmp_path), load(experiment.data), None, None)
+    made = Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data))
     rows = {}
     for check in (False, True):
         config = resolve(TINY, {"method": "flare", "epochs": 1, "train": {"check_lr": check}})
         job = ClientJob(config, made.contract, 0, tmp_path / str(check), flip=False)
-        summary = train_client(job, made.client_data(0))
+        summary = train_client(job, made.clients.data(0))
         rows[check] = ClientFiles(tmp_path / str(check)).read_trace()
         assert (summary.stable_lr is not None) is check
     assert rows[False] == rows[True]

@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from conftest import TINY
-from oneflare.client.training import ClientFiles, build_training, train_client
+from oneflare.client.files import ClientFiles
+from oneflare.client.loop import build_training
+from oneflare.client.observer import Observer
+from oneflare.client.training import train_client
 from oneflare.core.files import load_state
 from oneflare.data import Augmentation, load
 from oneflare.errors import ConfigError
@@ -22,12 +25,13 @@ from oneflare.nn import simplex_etf
 from oneflare.objective import Proximal, build_bank
 from oneflare.objective.banks import push_away
 from oneflare.objective.terms import supervised_contrastive
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 
 
 def federation(folder, *layers):
     experiment = resolve(TINY, *layers)
-    return Federation.build(experiment, RunFiles(folder), load(experiment.data), None, None)
+    return Simulation.build(experiment, RunFiles(folder), load(experiment.data))
 
 
 def unit(n: int, d: int = 4, seed: int = 0) -> torch.Tensor:
@@ -93,8 +97,8 @@ def test_the_proximal_gradient_is_that_of_its_loss():
     assert torch.allclose(weights[1].grad, expected[1])
 
 
-def distance_from_start(made: Federation, folder) -> float:
-    training = build_training(dataclasses.replace(made.job(0), folder=folder), made.client_data(0))
+def distance_from_start(made: Simulation, folder) -> float:
+    training = build_training(dataclasses.replace(made.clients.job(0), folder=folder), made.clients.data(0))
     for _ in range(12):
         training.run_epoch()
     start = made.template().state_dict()
@@ -110,13 +114,13 @@ def test_a_strong_proximal_term_holds_clients_near_the_start(tmp_path):
 
 def test_a_batch_enters_the_queue_after_its_step(tmp_path):
     made = federation(tmp_path, {"method": "memory_bank", "objective.bank.size": 50})
-    training = build_training(made.job(0), made.client_data(0))
+    training = build_training(made.clients.job(0), made.clients.data(0))
     rows = torch.arange(8)
     views, labels = training.views(rows, Augmentation.draw(8, torch.Generator().manual_seed(0)))
     training.network.train()
     with torch.no_grad():
         expected = training.network(views)
-    training.load_state_dict(build_training(made.job(0), made.client_data(0)).state_dict())  # batch norm moved
+    training.load_state_dict(build_training(made.clients.job(0), made.clients.data(0)).state_dict())  # batch norm moved
     losses, _ = training.step(views, labels, 0.0)
     features, seen = training.bank.pairs()
     assert torch.allclose(features, expected, atol=1e-5)
@@ -128,20 +132,21 @@ def test_a_batch_enters_the_queue_after_its_step(tmp_path):
 def test_interrupted_training_resumes_bit_for_bit(method, tmp_path):
     layer = {"epochs": 3, "train": {"checkpoint_seconds": 0, "snapshots": 0}}
     made = federation(tmp_path, {"method": method, "data.public": 30}, layer)
-    made.teach(Observer())
-    data = made.client_data(1)
-    train_client(dataclasses.replace(made.job(1), folder=tmp_path / "whole"), data)
+    made.clients.teach(Observer())
+    data = made.clients.data(1)
+    train_client(dataclasses.replace(made.clients.job(1), folder=tmp_path / "whole"), data)
 
     class Cut(Exception):
         pass
 
-    def cut(epoch, row):
-        if epoch == 2:
-            raise Cut
+    class CutAfterTwo(Observer):
+        def epoch(self, client, epoch, row, samples):
+            if epoch == 2:
+                raise Cut
 
-    job = dataclasses.replace(made.job(1), folder=tmp_path / "cut")
+    job = dataclasses.replace(made.clients.job(1), folder=tmp_path / "cut")
     with pytest.raises(Cut):
-        train_client(job, data, cut)
+        train_client(job, data, CutAfterTwo())
     train_client(job, data)
     for name in ("upload.safetensors", "trace.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
@@ -152,7 +157,7 @@ def test_the_public_split_is_nobodys_and_feeds_the_bank(tmp_path):
     made = federation(tmp_path, layer)
     public = {tuple(image.flatten().tolist()) for image in made.dataset.public.images}
     for client in range(3):
-        assert not public & {tuple(image.flatten().tolist()) for image in made.client_data(client).images}
+        assert not public & {tuple(image.flatten().tolist()) for image in made.clients.data(client).images}
     assert sum(made.partition.sizes) == 150
     made.train(Observer())
     features = load_state(made.files.bank)["features"]
@@ -166,15 +171,15 @@ def test_the_public_split_is_nobodys_and_feeds_the_bank(tmp_path):
         sum(rows[0][name] for name in ("cls", "supcon", "proto_feature", "proto_separation", "bank")), rel=1e-4
     )
     other = federation(tmp_path / "again", layer)
-    other.teach(Observer())
+    other.clients.teach(Observer())
     assert torch.equal(load_state(other.files.bank)["features"], features)
 
 
 def test_two_stages_contrast_first_and_forget_the_bank_then(tmp_path):
     layer = {"method": "flare", "data.public": 50, "objective": {"bank": "public", "alignment_epochs": 1}}
     made = federation(tmp_path, layer)
-    made.teach(Observer())
-    training = build_training(made.job(0), made.client_data(0))
+    made.clients.teach(Observer())
+    training = build_training(made.clients.job(0), made.clients.data(0))
     start = training.network.prototypes.detach().clone()
     first = training.run_epoch()
     assert torch.equal(training.network.prototypes.detach(), start)  # the bank knows no prototypes
@@ -202,7 +207,7 @@ def test_a_frozen_classifier_stays_the_frame(tmp_path):
 
 def test_the_largest_stable_rate_is_that_of_what_is_trained(tmp_path):
     made = federation(tmp_path, {"method": "fedetf", "train.batch_size": 2})
-    training = build_training(made.job(0), made.client_data(0))
+    training = build_training(made.clients.job(0), made.clients.data(0))
     whole = training.stable_lr()  # all but the prototypes, which are fixed
     for parameter in list(training.network.encoder.parameters())[1:]:
         parameter.requires_grad_(False)
@@ -232,7 +237,7 @@ def test_what_does_not_fit_is_named_before_any_work(settings, reason):
 def test_a_client_without_the_teachers_features_says_so(tmp_path):
     made = federation(tmp_path, {"method": "public_bank", "data.public": 20})
     with pytest.raises(ConfigError, match="the teacher's features are missing"):
-        build_training(dataclasses.replace(made.job(0), bank=None), made.client_data(0))
+        build_training(dataclasses.replace(made.clients.job(0), bank=None), made.clients.data(0))
 
 
 def test_the_logs_numbers_find_them_and_say_who_else_has_them():

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import TINY
-from oneflare.client.training import ClientJob, build_training
+from oneflare.client.job import ClientJob
+from oneflare.client.loop import build_training
 from oneflare.data import load
 from oneflare.methods.resolve import resolve
 from oneflare.objective import CONTROLLERS, ClientFacts, Pull, align, build_controller
-from oneflare.simulation.stages import Federation, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 
 
 def scene(seed: int):
@@ -74,8 +76,8 @@ def test_a_pull_that_is_already_there_conflicts_with_nothing():
 
 def training(tmp_path, *layers):
     experiment = resolve(TINY, {"method": "flare"}, *layers)
-    made = Federation.build(experiment, RunFiles(tmp_path), load(experiment.data), None, None)
-    return build_training(ClientJob(made.experiment, made.contract, 0, tmp_path, flip=False), made.client_data(0))
+    made = Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data))
+    return build_training(ClientJob(made.experiment, made.contract, 0, tmp_path, flip=False), made.clients.data(0))
 
 
 def test_the_trace_reports_the_share_of_conflicting_steps(tmp_path):

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from oneflare.core.config import Experiment
 from oneflare.core.files import TEMPORARY_SUFFIX
 from oneflare.report import write_report
-from oneflare.simulation.simulation import RunFiles
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.stages import read_result, run_experiment
 
 OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod"}

@@ -30,6 +30,7 @@ from oneflare.study.attacks import (
 )
 from oneflare.study.audit import audit_run
 from oneflare.upload import seal_upload, write_upload
+from shared import hearing
 
 MEMBERS, PROBES, CLASSES, DIM = 6, 40, 4, 8
 
@@ -163,7 +164,7 @@ def test_the_server_names_the_suspect(tmp_path):
     write_upload(plain, network, charter.contract, client=charter.client("mallory"), counts=counts, epoch=2)
     seal_upload(plain, inbox / "mallory.safetensors", member="mallory", created="2026-01-01T00:00:00+00:00")
     said: list[str] = []
-    content = fuse_federation(tmp_path / "federation", uploads=inbox, say=said.append).content
+    content = fuse_federation(tmp_path / "federation", uploads=inbox, observer=hearing(said)).content
     assert list(content["suspects"]) == ["mallory"]
     assert any(line.startswith("mallory is suspect: its prototypes agree") for line in said)
     assert content["headline"] == "robust_prototypes"

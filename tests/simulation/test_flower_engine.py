@@ -10,13 +10,15 @@ import torch
 
 from conftest import TINY
 from oneflare.simulation.engines.flower import require_flower
+from shared import hearing
 
 require_flower()
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
-from oneflare.client.training import ClientSummary  # noqa: E402
+from oneflare.client.files import ClientSummary  # noqa: E402
+from oneflare.client.observer import Observer  # noqa: E402
 from oneflare.data import load  # noqa: E402
 from oneflare.errors import ConfigError, RunError, UploadError  # noqa: E402
 from oneflare.fusion import load_model  # noqa: E402
@@ -25,7 +27,8 @@ from oneflare.simulation.engines.flower.gather import Terms, gather, readable  #
 from oneflare.simulation.engines.flower.inprocess import InProcessGrid  # noqa: E402
 from oneflare.simulation.engines.flower.records import answer, question, read_answer, read_question  # noqa: E402
 from oneflare.simulation.engines.flower.simulation import train_simulated  # noqa: E402
-from oneflare.simulation.simulation import Federation, Observer, RunFiles  # noqa: E402
+from oneflare.simulation.files import RunFiles  # noqa: E402
+from oneflare.simulation.simulation import Simulation  # noqa: E402
 
 
 def launch_here(server, client, nodes):
@@ -36,26 +39,32 @@ def launch_here(server, client, nodes):
         grid.close()
 
 
-def train_here(federation: Federation, launch=launch_here, seen=None) -> list[ClientSummary]:
+def train_here(federation: Simulation, launch=launch_here, observer=None) -> list[ClientSummary]:
     return train_simulated(
-        [federation.job(client) for client in range(3)],
+        [federation.clients.job(client) for client in range(3)],
         federation.dataset.train,
         federation.partition.indices,
         federation.files.folder,
-        on_done=(seen if seen is not None else []).append,
+        observer=observer or Observer(),
         launch=launch,
     )
 
 
-def federation_in(folder: Path, **more) -> Federation:
+def federation_in(folder: Path, **more) -> Simulation:
     experiment = resolve(TINY, {"method": "flare", "engine": "flower"}, more)
-    return Federation.build(experiment, RunFiles(folder), load(experiment.data), None, None)
+    return Simulation.build(experiment, RunFiles(folder), load(experiment.data))
 
 
 def test_uploads_models_and_traces_equal_those_of_the_local_engine(tmp_path, tiny_run):
     federation = federation_in(tmp_path)
     seen: list[ClientSummary] = []
-    summaries = train_here(federation, seen=seen)
+
+    class Counting(Observer):
+        def client_done(self, summary, samples_seen):
+            assert samples_seen == 2 * summary.samples
+            seen.append(summary)
+
+    summaries = train_here(federation, observer=Counting())
     assert [summary.client for summary in summaries] == [0, 1, 2]
     assert sorted(summary.client for summary in seen) == [0, 1, 2]
     uploads = federation.collect(summaries, Observer())
@@ -163,7 +172,7 @@ def test_errors_and_silence_are_reported_and_the_rest_is_gathered():
     def accept(node, content):
         kept[node] = read_answer(content)
 
-    outcome = gather(grid, lambda node: question({}), accept, Terms(4, 1, 1.5), say=said.append)
+    outcome = gather(grid, lambda node: question({}), accept, Terms(4, 1, 1.5), observer=hearing(said))
     release.set()
     grid.close()
     assert outcome.accepted == [1]

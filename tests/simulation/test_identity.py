@@ -12,27 +12,20 @@ import yaml
 
 from conftest import TINY
 from oneflare import _version
+from oneflare.client.observer import Observer
 from oneflare.core.plugins import VARIABLE, _loaded
 from oneflare.core.sourcecode import module_digest
 from oneflare.errors import RunError
 from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import resolve
 from oneflare.objective import CONTROLLERS
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.kept import diagnose_into
-from oneflare.simulation.stages import (
-    Observer,
-    RunFiles,
-    default_folder,
-    fuse_run,
-    open_run,
-    read_result,
-    run,
-    run_experiment,
-)
+from oneflare.simulation.stages import default_folder, fuse_run, open_run, read_result, run, run_experiment
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell
 from oneflare.study.compare import compare_methods
-from oneflare.study.execute import Watcher, is_complete, run_cells
+from oneflare.study.execute import is_complete, run_cells
 
 PULL = """
 from oneflare.objective import CONTROLLERS, Controller
@@ -58,7 +51,7 @@ SMALL = {**TINY, "train": {"epochs": 1}, "fusions": ["feature_mean"]}
 PULLED = {**SMALL, "method": "flare", "controller": {"name": "pull"}}
 
 
-class Said(Observer, Watcher):
+class Said(Observer):
     def __init__(self):
         self.lines = []
 
@@ -165,7 +158,7 @@ def test_studies_and_comparisons_notice_an_edited_plugin(edit, tmp_path):
     first = compare_methods(["flare"], layers, seeds=1)
     edit(strength="STRENGTH = 2.0")
     after, said = Cell(PULLED, resolve(PULLED)), Said()
-    (outcome,) = run_cells([after], tmp_path, watcher=said)
+    (outcome,) = run_cells([after], tmp_path, observer=said)
     assert outcome.status == "run"
     assert is_complete(before, tmp_path)
     second = compare_methods(["flare"], layers, seeds=1, observer=said)
@@ -231,7 +224,7 @@ def test_another_fusion_arithmetic_makes_figures_anew_and_keeps_the_uploads(tmp_
     assert not is_complete(cell, tmp_path)
     with pytest.raises(RunError, match=r"figures of feature_mean .* version 1 of .* fusion arithmetic \(today: 2"):
         read_result(folder)
-    (outcome,) = run_cells([cell], tmp_path, watcher=said)
+    (outcome,) = run_cells([cell], tmp_path, observer=said)
     assert outcome.status == "run"
     (line,) = said.lines
     assert "feature_mean: its figures were made with version 1 of OneFlare's fusion arithmetic (today: 2)" in line

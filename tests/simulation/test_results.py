@@ -9,8 +9,9 @@ import pytest
 from oneflare.core.files import read_json, write_json
 from oneflare.core.records import parse_record
 from oneflare.errors import RunError
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import DiagnosticsResult, FusionResult, RunResult
-from oneflare.simulation.stages import RunFiles, read_result
+from oneflare.simulation.stages import read_result
 from shared import oneflare
 
 

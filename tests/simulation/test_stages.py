@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,12 +10,14 @@ from torch import nn
 
 import oneflare
 from conftest import TINY
+from oneflare.client.observer import Observer
 from oneflare.core.config import merge
 from oneflare.data import load
 from oneflare.errors import ConfigError, DataError, RunError
 from oneflare.methods import METHODS
 from oneflare.methods.resolve import resolve
-from oneflare.simulation.stages import Observer, RunFiles, fuse_run, read_experiment, read_result, run_experiment
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import fuse_run, read_experiment, read_result, run_experiment
 from shared import figures
 
 
@@ -124,8 +127,8 @@ def test_a_failed_client_is_left_out_and_named(tmp_path):
         def warn(self, text):
             warnings.append(text)
 
-    parts = [np.arange(40), np.arange(40, 120), np.arange(120, 200)]
-    result = start(tmp_path / "run", dataset=broken, parts=parts, observer=Listening())
+    owners = (np.arange(40), np.arange(40, 120), np.arange(120, 200))
+    result = start(tmp_path / "run", dataset=dataclasses.replace(broken, owners=owners), observer=Listening())
     assert result.content.fused_clients == (1, 2)
     assert result.content.clients[0].status == "failed"
     assert any("client 0 is left out" in text for text in warnings)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY
+from oneflare.client.observer import Observer, Observers
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
-from oneflare.simulation.simulation import Observer
-from oneflare.simulation.stages import RunFiles, run_experiment
-from oneflare.simulation.tracking import MLflow, Observers, TensorBoard, run_name, tracker
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import run_experiment
+from oneflare.simulation.tracking import MLflow, TensorBoard, run_name, tracker
 
 # MLflow leans on deprecated parts of SQLAlchemy and leaves its connection to the garbage collector.
 pytestmark = [

@@ -17,12 +17,13 @@ import pytest
 from rich.console import Console
 
 from oneflare.cli import study_progress
+from oneflare.client.observer import Observer, Outcome
 from oneflare.core.files import exclusive, read_json
 from oneflare.simulation.stages import read_result
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import make_plan, unique_cells
 from oneflare.study.declare import read_declaration
-from oneflare.study.execute import Outcome, Watcher, is_complete, run_cells
+from oneflare.study.execute import is_complete, run_cells
 from oneflare.study.findings import rounded
 from oneflare.study.headline import END, MEASURED_AGAIN, START, headline, with_headline
 from oneflare.study.markdown import to_markdown
@@ -188,14 +189,14 @@ def test_a_cell_in_use_is_left_to_its_holder(tiny, tmp_path):
     _, plan = tiny
     cells = unique_cells([plan])[:2]
 
-    class Seen(Watcher):
+    class Seen(Observer):
         waits = 0
         ended: list[Outcome] = []  # noqa: RUF012
 
-        def end(self, outcome):
+        def cell_done(self, outcome):
             self.ended.append(outcome)
 
-        def wait(self, held):
+        def cells_wait(self, held):
             assert held == [cells[0].name]
             self.waits += 1
             lock.close()
@@ -204,11 +205,11 @@ def test_a_cell_in_use_is_left_to_its_holder(tiny, tmp_path):
 
     lock = contextlib.ExitStack()
     lock.enter_context(exclusive(cells[0].folder(tmp_path)))
-    watcher = Seen()
-    outcomes = run_cells(cells, tmp_path, processes=1, watcher=watcher)
+    observer = Seen()
+    outcomes = run_cells(cells, tmp_path, processes=1, observer=observer)
     assert [outcome.cell for outcome in outcomes] == [cells[1].name, cells[0].name]
-    assert watcher.waits == 1
-    assert watcher.ended == outcomes
+    assert observer.waits == 1
+    assert observer.ended == outcomes
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(tiny, tmp_path):
@@ -236,14 +237,14 @@ def test_the_display_in_a_log_file(tiny, monkeypatch):
     monkeypatch.setattr(study_progress.time, "monotonic", lambda: clock[0])
     console = Console(file=io.StringIO(), width=120)
     seconds = dict(zip((cell.name for cell in cells), (10.0, 30.0, 40.0, 20.0), strict=True))
-    watcher = study_progress.StudyWatcher(console, None, seconds)
-    watcher.begin(cells, there=2, processes=2)
+    observer = study_progress.StudyObserver(console, None, seconds)
+    observer.cells_begin([cell.name for cell in cells], there=2, processes=2)
     clock[0] += 20
-    watcher.end(Outcome(cells[0].name, "run", 20.0, 0.5))
-    watcher.end(Outcome(cells[1].name, "failed", 1.0, reason="broken"))
-    watcher.warn("odd")
-    watcher.wait([cells[2].name])
-    watcher.wait([cells[2].name])
+    observer.cell_done(Outcome(cells[0].name, "run", 20.0, 0.5))
+    observer.cell_done(Outcome(cells[1].name, "failed", 1.0, reason="broken"))
+    observer.warn("odd")
+    observer.cells_wait([cells[2].name])
+    observer.cells_wait([cells[2].name])
     lines = console.file.getvalue().splitlines()
     assert lines == [
         "6 cells, 2 done, 2 at once; about 50 s left",
@@ -259,13 +260,13 @@ def test_cells_that_turn_out_to_be_there_do_not_flatter_the_estimate(tiny, monke
     cells = unique_cells([plan])[:3]
     clock = [0.0]
     monkeypatch.setattr(study_progress.time, "monotonic", lambda: clock[0])
-    watcher = study_progress.StudyWatcher(Console(file=io.StringIO()), None, {cell.name: 60.0 for cell in cells})
-    watcher.begin(cells, there=0, processes=1)
+    observer = study_progress.StudyObserver(Console(file=io.StringIO()), None, {cell.name: 60.0 for cell in cells})
+    observer.cells_begin([cell.name for cell in cells], there=0, processes=1)
     clock[0] += 2
-    watcher.end(Outcome(cells[0].name, "there"))
+    observer.cell_done(Outcome(cells[0].name, "there"))
     clock[0] += 58
-    watcher.end(Outcome(cells[1].name, "run", 58.0, 0.5))
-    assert watcher.time_left() == "60 s"
+    observer.cell_done(Outcome(cells[1].name, "run", 58.0, 0.5))
+    assert observer.time_left() == "60 s"
 
 
 def start(folder, *words):

@@ -151,10 +151,11 @@ def bench(
       oneflare bench --quick --out /tmp/bench.json
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import Remarks
     from oneflare.report.pictures import growth_picture
     from oneflare.study.bench.suite import run_suite
 
-    content, targets = run_suite(out, quick=quick, only=only or (), say=lambda text: show.note(f"measuring {text}"))
+    content, targets = run_suite(out, quick=quick, only=only or (), observer=Remarks())
     growth_picture(content).savefig(out.with_suffix(".png"), dpi=130)
     if json:
         show.as_json(content)

@@ -245,6 +245,7 @@ def fuse(
     --remove it. Without such images, only members that differ from the others in their numbers are warned about.
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import Remarks
     from oneflare.cli.show_federation import fused_federation
     from oneflare.data.local import read_local
     from oneflare.errors import ConfigError
@@ -270,7 +271,7 @@ def fuse(
         remove=remove or (),
         rules=Rules(late=late, keep=keep, min_members=min_members, admission=admission),
         test=None if held_out is None else held_out.split,
-        say=None if quiet else show.note,
+        observer=None if quiet else Remarks(),
     )
     write_card(fused)
     write_federation_page(fused)
@@ -396,10 +397,10 @@ def train(
                 f"an upload of {_size(guess.upload_bytes)}; nothing was written"
             )
         return
-    with member_progress(charter, enabled=not quiet) as observe:
+    with member_progress(charter, enabled=not quiet) as observer:
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
         envelope = Envelope(member, signing, notes)
-        made = make_upload_in(envelope, charter, found, out, observe=observe, ledger=ledger)
+        made = make_upload_in(envelope, charter, found, out, observer=observer, ledger=ledger)
     content = disclose(out)
     if json:
         spent = None if made.balance is None else made.balance.to_dict()

@@ -217,7 +217,9 @@ def try_here(
       oneflare flower try digits --member north=north --member south=south --tls
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import Remarks
     from oneflare.cli.show_federation import fused_federation
+    from oneflare.client.observer import Observer
     from oneflare.errors import ConfigError, WorkError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.coordinator import FederationFiles, FusedFederation, read_fused
@@ -245,13 +247,13 @@ def try_here(
     settings: dict[str, Any] = {"connect-seconds": 120, "reply-seconds": timeout}
     if test is not None:
         settings["test"] = str(test.resolve())
-    say = (lambda _: None) if quiet else show.note
+    observer = Observer() if quiet else Remarks()
     with Deployment(place, closed) as deployment:
         proxy_here = f" behind a proxy on 127.0.0.1:{deployment.door}" if tls else ""
-        say(f"SuperLink on 127.0.0.1:{deployment.port}{proxy_here}, logs in {place}")
+        observer.note(f"SuperLink on 127.0.0.1:{deployment.port}{proxy_here}, logs in {place}")
         for name, config in nodes.items():
             deployment.start_node(name, config)
-        status = deployment.run(app.resolve(), settings, timeout + 300, say)
+        status = deployment.run(app.resolve(), settings, timeout + 300, observer)
     if status != "finished:completed":
         raise WorkError(f"the round ended as {status}; see {place / 'superlink.log'}")
     fused = FusedFederation(charter, FederationFiles(folder), read_fused(folder))

@@ -59,7 +59,8 @@ def model_file(folder: Path, fusion: str | None) -> Path:
     from oneflare.errors import RunError, did_you_mean
     from oneflare.federation.charter import FILE
     from oneflare.federation.coordinator import read_fused
-    from oneflare.simulation.stages import RunFiles, read_result
+    from oneflare.simulation.files import RunFiles
+    from oneflare.simulation.stages import read_result
 
     if (folder / FILE).exists():
         fused = read_fused(folder)

@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from oneflare.cli.show import MOST_ROWS, client_table, console_for
-from oneflare.client.training import ClientSummary
+from oneflare.cli.show import MOST_ROWS, client_table, console_for, note
+from oneflare.client.files import ClientSummary
+from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data import Dataset, Partition
-from oneflare.simulation.stages import Observer
 
 
 class TerminalObserver(Observer):
@@ -46,8 +46,7 @@ class TerminalObserver(Observer):
         else:
             self.console.print(f"{experiment.method}, seed {experiment.seed}: training {self.clients} clients")
 
-    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
-        del row
+    def epoch(self, client: int, epoch: int, _row: Mapping[str, float], samples: int) -> None:
         self._credit(client, epoch * samples)
 
     def client_done(self, summary: ClientSummary, samples_seen: int) -> None:
@@ -101,6 +100,13 @@ def timed_bar(console: Console, *further: ProgressColumn) -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns, *further, console=console, transient=True)
+
+
+class Remarks(Observer):
+    """Each remark as a line on stderr."""
+
+    def note(self, text: str) -> None:
+        note(text)
 
 
 @contextlib.contextmanager

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from oneflare.cli.progress import timed_bar
 from oneflare.cli.show import as_json, console_for, line, note
+from oneflare.client.observer import Observer
 from oneflare.core.plain import plain
 from oneflare.data.local import class_table
 from oneflare.errors import did_you_mean
@@ -20,7 +22,6 @@ from oneflare.federation.intake import named
 from oneflare.federation.page import change_lines, size_text
 
 if TYPE_CHECKING:
-    from oneflare.client.training import EpochObserver
     from oneflare.data import ClientData
     from oneflare.data.images import Damaged
     from oneflare.federation.charter import Charter
@@ -57,31 +58,44 @@ def list_damaged(damaged: Sequence[Damaged], *, json: bool = False) -> None:
         line(f"{row.name}: {row.reason}")
 
 
+class MemberLines(Observer):
+    """A few lines in a log file."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+        self.step = max(1, epochs // LOG_LINES)
+
+    def epoch(self, _client: int, epoch: int, row: Mapping[str, float], _samples: int) -> None:
+        if epoch % self.step == 0 or epoch == self.epochs:
+            accuracy = f"{100 * row['accuracy']:.1f} % on your training images"
+            note(f"epoch {epoch}/{self.epochs}: loss {row['local']:.3f}, accuracy {accuracy}")
+
+
+class MemberBar(Observer):
+    """A bar over the epochs."""
+
+    def __init__(self, epochs: int, bar: Progress) -> None:
+        self.epochs = epochs
+        self.bar = bar
+        self.task = bar.add_task("training", total=epochs)
+
+    def epoch(self, _client: int, epoch: int, row: Mapping[str, float], _samples: int) -> None:
+        text = f"epoch {epoch}/{self.epochs}, loss {row['local']:.3f}"
+        self.bar.update(self.task, completed=epoch, description=text)
+
+
 @contextlib.contextmanager
-def member_progress(charter: Charter, *, enabled: bool) -> Iterator[EpochObserver | None]:
+def member_progress(charter: Charter, *, enabled: bool) -> Iterator[Observer]:
     """A bar over the epochs on a terminal, a few lines in a log file."""
     epochs, console = charter.terms.epochs, console_for(stderr=True)
     if not enabled or not epochs:
-        yield None
+        yield Observer()
         return
     if not console.is_terminal:
-        step = max(1, epochs // LOG_LINES)
-
-        def write(epoch: int, row: dict[str, float]) -> None:
-            if epoch % step == 0 or epoch == epochs:
-                accuracy = f"{100 * row['accuracy']:.1f} % on your training images"
-                note(f"epoch {epoch}/{epochs}: loss {row['local']:.3f}, accuracy {accuracy}")
-
-        yield write
+        yield MemberLines(epochs)
         return
     with timed_bar(console) as bar:
-        task = bar.add_task("training", total=epochs)
-
-        def advance(epoch: int, row: dict[str, float]) -> None:
-            text = f"epoch {epoch}/{epochs}, loss {row['local']:.3f}"
-            bar.update(task, completed=epoch, description=text)
-
-        yield advance
+        yield MemberBar(epochs, bar)
 
 
 def disclosure(content: Disclosure) -> None:

@@ -11,9 +11,9 @@ from oneflare.cli import names as complete
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
+    from oneflare.client.observer import Outcome
     from oneflare.core.config import Layer
     from oneflare.study.cells import StudyPlan
-    from oneflare.study.execute import Outcome
 
 LABORATORY = "lambda"
 
@@ -127,8 +127,8 @@ def _run(plans: list[StudyPlan], runs: Path, processes: int | None, *, quiet: bo
     from oneflare.study.execute import run_cells
 
     cells = unique_cells(plans)
-    with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as watcher:
-        outcomes = run_cells(cells, runs, processes=processes, watcher=watcher)
+    with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as observer:
+        outcomes = run_cells(cells, runs, processes=processes, observer=observer)
     return [outcome for outcome in outcomes if outcome.status == "failed"]
 
 

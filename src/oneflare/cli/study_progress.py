@@ -11,15 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from oneflare.cli.show import console_for
-from oneflare.study.cells import Cell
+from oneflare.client.observer import Observer, Outcome
 from oneflare.study.estimate import duration
-from oneflare.study.execute import Outcome, Watcher
 
 TRAINING = 0.85
 """part of a cell's time; the rest is fusing and measuring"""
 
 
-class StudyWatcher(Watcher):
+class StudyObserver(Observer):
     """Counts in estimated seconds, so that long cells weigh more; the pace so far corrects the estimate."""
 
     def __init__(self, console: Console, bar: Progress | None, seconds: Mapping[str, float]) -> None:
@@ -34,9 +33,9 @@ class StudyWatcher(Watcher):
         self.started = time.monotonic()
         self.waits = False
 
-    def begin(self, cells: Sequence[Cell], there: int, processes: int) -> None:
+    def cells_begin(self, cells: Sequence[str], there: int, processes: int) -> None:
         self.cells, self.done, self.processes = len(cells) + there, there, processes
-        self.left = {cell.name for cell in cells}
+        self.left = set(cells)
         self.parts = dict.fromkeys(self.left, 0.0)
         self.started = time.monotonic()
         if self.bar is not None:
@@ -53,11 +52,11 @@ class StudyWatcher(Watcher):
         pace = worked / elapsed if worked > 0.02 * total and elapsed > 1 else float(self.processes)
         return duration((total - worked) / pace)
 
-    def progress(self, cell: str, part: float) -> None:
+    def cell_step(self, cell: str, part: float) -> None:
         self.parts[cell] = TRAINING * part
         self._draw()
 
-    def end(self, outcome: Outcome) -> None:
+    def cell_done(self, outcome: Outcome) -> None:
         self.parts[outcome.cell] = 1.0
         if outcome.status == "there":  # says nothing about the pace of those that are run
             del self.parts[outcome.cell]
@@ -73,7 +72,7 @@ class StudyWatcher(Watcher):
             self._say(f"{text} is there")
         self._draw()
 
-    def wait(self, cells: Sequence[str]) -> None:
+    def cells_wait(self, cells: Sequence[str]) -> None:
         if not self.waits:
             self._say(f"waiting for {len(cells)} cells that another process runs: {', '.join(cells[:3])} ...")
             self.waits = True
@@ -97,13 +96,13 @@ class StudyWatcher(Watcher):
 
 
 @contextlib.contextmanager
-def study_progress(*, enabled: bool, seconds: Mapping[str, float]) -> Iterator[Watcher]:
+def study_progress(*, enabled: bool, seconds: Mapping[str, float]) -> Iterator[Observer]:
     if not enabled:
-        yield Watcher()
+        yield Observer()
         return
     console = console_for(stderr=True)
     if not console.is_terminal:
-        yield StudyWatcher(console, None, seconds)
+        yield StudyObserver(console, None, seconds)
         return
     columns = (
         SpinnerColumn(),
@@ -112,4 +111,4 @@ def study_progress(*, enabled: bool, seconds: Mapping[str, float]) -> Iterator[W
         TextColumn("{task.fields[state]}"),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        yield StudyWatcher(console, bar, seconds)
+        yield StudyObserver(console, bar, seconds)

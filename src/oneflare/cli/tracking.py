@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from oneflare.cli import show
+from oneflare.client.observer import Observer
 from oneflare.simulation.results import RunResult
-from oneflare.simulation.stages import Observer
 
 
 class _Counter(Observer):
@@ -16,8 +16,7 @@ class _Counter(Observer):
     def __init__(self) -> None:
         self.runs = 0
 
-    def end(self, content: RunResult) -> None:
-        del content
+    def end(self, _content: RunResult) -> None:
         self.runs += 1
 
 
@@ -27,7 +26,8 @@ def tracked(display: Observer, names: Sequence[str] | None) -> Iterator[Observer
     if not names:
         yield display
         return
-    from oneflare.simulation.tracking import Observers, tracker
+    from oneflare.client.observer import Observers
+    from oneflare.simulation.tracking import tracker
 
     counter = _Counter()
     trackers = [tracker(name) for name in dict.fromkeys(names)]

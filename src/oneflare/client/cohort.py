@@ -11,24 +11,18 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from oneflare.client.companions import send
-from oneflare.client.training import (
-    DIVERGED,
-    ClientFiles,
-    ClientJob,
-    ClientSummary,
-    LocalTraining,
-    build_training,
-    finish_client,
-    snapshot_epochs,
-    train_client,
-)
+from oneflare.client.files import ClientFiles, ClientSummary, snapshot_epochs
+from oneflare.client.job import ClientJob
+from oneflare.client.loop import DIVERGED, LocalTraining, build_training
+from oneflare.client.observer import Observer
+from oneflare.client.sending import send
+from oneflare.client.training import finish_client, train_client
 from oneflare.core.files import write_json
 from oneflare.core.seeds import torch_generator
 from oneflare.data import Augmentation, ClientData
@@ -39,8 +33,6 @@ LARGEST_IMAGE = 8
 MOST_SAMPLES = 16
 MOST_CLIENTS = 16
 """The rule's constants, measured: docs/performance.md."""
-
-CohortObserver = Callable[[int, int, dict[str, float]], None]
 
 
 def supports(job: ClientJob) -> bool:
@@ -83,29 +75,25 @@ def cohorts(sizes: Sequence[int], image_size: int, most: int | None) -> list[lis
 
 
 def train_cohort(
-    jobs: Sequence[ClientJob], data: Sequence[ClientData], observe: CohortObserver | None = None
+    jobs: Sequence[ClientJob], data: Sequence[ClientData], observer: Observer | None = None
 ) -> list[ClientSummary]:
     """Train some clients to the end and write their files.
 
     One alone, and what cohorts do not support, is trained the plain way, with checkpoints. A cohort that was
     interrupted starts again as a whole: it takes seconds, and its result stays the same.
     """
+    observer = observer or Observer()
     if len(jobs) == 1 or not all(map(supports, jobs)):
-        return [_train_alone(*pair, observe) for pair in zip(jobs, data, strict=True)]
+        return [train_client(*pair, observer) for pair in zip(jobs, data, strict=True)]
     files = [ClientFiles(job.folder) for job in jobs]
     done = [client.read_summary() for client in files]
     if all(summary is not None for summary in done):
         return [summary for summary in done if summary is not None]
     with one_thread():
-        summaries = Cohort(jobs, data).train(files, observe)
+        summaries = Cohort(jobs, data).train(files, observer)
     for client, summary in zip(files, summaries, strict=True):
         write_json(client.summary, summary.to_dict())
     return summaries
-
-
-def _train_alone(job: ClientJob, data: ClientData, observe: CohortObserver | None) -> ClientSummary:
-    watch = None if observe is None else (lambda epoch, row: observe(job.client, epoch, row))
-    return train_client(job, data, watch)
 
 
 class Cohort:
@@ -122,7 +110,7 @@ class Cohort:
         self.momentum = {name: torch.zeros_like(tensor) for name, tensor in self.parameters.items()}
         self.failed: dict[int, str] = {}
 
-    def train(self, files: Sequence[ClientFiles], observe: CohortObserver | None) -> list[ClientSummary]:
+    def train(self, files: Sequence[ClientFiles], observer: Observer) -> list[ClientSummary]:
         config = self.first.train
         snapshots = set(snapshot_epochs(config.epochs, config.snapshots))
         traces: list[list[dict[str, float]]] = [[] for _ in self.jobs]
@@ -130,8 +118,7 @@ class Cohort:
         for epoch in range(1, config.epochs + 1):
             for index, row in enumerate(self.run_epoch(epoch)):
                 traces[index].append(row)
-                if observe is not None:
-                    observe(self.jobs[index].client, epoch, row)
+                observer.epoch(self.jobs[index].client, epoch, row, len(self.data[index]))
             if epoch in snapshots:
                 self._unstack()
                 for index in self._alive():

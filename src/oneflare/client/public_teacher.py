@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from oneflare.client.training import LocalTraining, shared_start
+from oneflare.client.loop import LocalTraining
+from oneflare.client.start import shared_start
 from oneflare.core.config import Experiment
 from oneflare.data import Augmentation, ClientData, Split, prepare
 from oneflare.nn.hardware import one_thread

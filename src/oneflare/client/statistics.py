@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oneflare.client.job import ClientJob
 from oneflare.core.noise import Words, discrete_gaussian
 from oneflare.core.privacy import FINEST, Privacy
+from oneflare.data import ClientData
 from oneflare.errors import TrainingError
-from oneflare.nn import FeatureMap
-from oneflare.upload.statistics import Statistics, symmetric
+from oneflare.nn import FeatureMap, build_feature_map
+from oneflare.upload.statistics import Statistics, pack, symmetric
 
 BLOCK = 512
 """images whose features are in memory at a time"""
@@ -22,6 +24,19 @@ STRIP = 512
 
 
 NOT_FINITE = "the features are not finite; check the client's images for NaN or infinite pixels"
+
+
+def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | None:
+    """The packed statistics of a client's images, noised if the federation agreed on that; None if it sends none."""
+    plan = job.contract.statistics
+    if plan is None:
+        return None
+    image, classes = job.contract.image, len(job.contract.classes)
+    features = build_feature_map(plan.feature_map, image.channels, image.size, plan.bound)
+    if plan.privacy is None:
+        return pack(measure(features, data.images, data.labels, classes), plan.dtype)
+    exact = measure_on_lattice(features, data.images, data.labels, classes, plan.privacy)
+    return pack(privatise(exact, plan.privacy, job.noise("statistics")), plan.dtype)
 
 
 def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) -> Statistics:

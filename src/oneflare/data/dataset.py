@@ -14,7 +14,7 @@ from torch import Tensor
 from oneflare.core.config import Pixels
 from oneflare.core.registry import one_line
 from oneflare.core.seeds import torch_generator
-from oneflare.errors import DataError, did_you_mean
+from oneflare.errors import ConfigError, DataError, did_you_mean
 
 GREY_STATISTICS = ((0.5,), (0.25,))
 EIGHT_BITS = Pixels()
@@ -83,9 +83,13 @@ class Dataset:
     """Images that belong to nobody; `train` does not hold them."""
     notes: tuple[str, ...] = ()
     """What was done to the images as they were read, in whole sentences."""
+    owners: tuple[np.ndarray[Any, Any], ...] | None = None
+    """The rows of `train` that each client owns, where the data come with owners; else a partition divides them."""
 
     def subset(self, train_size: int | None, test_size: int | None, seed: int) -> Dataset:
-        """Seeded subsets, the same for every run with this data seed."""
+        """Seeded subsets, the same for every run with this data seed; of data without owners."""
+        if self.owners is not None:
+            raise DataError("images that have owners cannot be drawn from; draw from each client's images instead")
         return replace(
             self,
             train=self.train.take(draw_rows(len(self.train.labels), train_size, seed, "train")),
@@ -96,6 +100,8 @@ class Dataset:
         """A seeded public split of this many images, taken out of the training images before anybody owns them."""
         if public is None or self.public is not None:
             return self
+        if self.owners is not None:
+            raise ConfigError("data.public: images that have owners cannot be set aside; give a Dataset with `public`")
         available = len(self.train.labels)
         if public >= available:
             raise DataError(f"data.public={public} leaves none of the {available} training images; set aside fewer")

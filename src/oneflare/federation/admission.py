@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
+from oneflare.client.observer import Observer
 from oneflare.data import Split
 from oneflare.errors import MemberFault, RunError, did_you_mean
 from oneflare.federation.intake import Intake
@@ -65,7 +66,7 @@ def admitted(
     spec: Mapping[str, Any],
     uploads: UploadSet,
     names: Mapping[int, str],
-    say: Callable[[str], None],
+    observer: Observer,
 ) -> dict[str, Any]:
     """What every member costs, for the federation's result; refuse to go on while a costly one is not approved.
 
@@ -74,7 +75,8 @@ def admitted(
     for name in admission.approved:
         if name not in names.values():
             raise RunError(f"cannot approve '{name}': no such member takes part{did_you_mean(name, names.values())}")
-    say(f"checking what each of {len(uploads)} members does to your {len(admission.images.labels)} labelled images")
+    labelled = len(admission.images.labels)
+    observer.note(f"checking what each of {len(uploads)} members does to your {labelled} labelled images")
     found = effects(admission, spec, uploads, names)
     for member in dict.fromkeys(effect.member for effect in found):
         costs = ", ".join(str(effect) for effect in found if effect.member == member)
@@ -83,9 +85,9 @@ def admitted(
                 f"{member} takes {costs}; nothing was changed. Ask them what they sent; --remove {member} fuses "
                 f"without them, --approve {member} accepts it"
             )
-        say(f"approved: {member} takes {costs}")
+        observer.note(f"approved: {member} takes {costs}")
     return {
-        "images": len(admission.images.labels),
+        "images": labelled,
         "points": admission.points,
         "approved": list(admission.approved),
         "effects": [effect.to_dict() for effect in found],

@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
-from oneflare.client.training import ClientJob, shared_start
+from oneflare.client.job import ClientJob
+from oneflare.client.start import make_contract, shared_start
 from oneflare.core.config import Experiment, Pixels, Section, read_yaml
 from oneflare.core.files import digest_of, write_text
 from oneflare.core.registry import one_line
@@ -28,9 +29,8 @@ from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.fusion import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
-from oneflare.nn import PrototypeNetwork, encoder_spec, initial_network
+from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import CUSTOM
-from oneflare.simulation.simulation import statistics_plan
 from oneflare.upload import Contract
 from oneflare.upload.signing import check_name, check_public_key
 
@@ -155,20 +155,8 @@ class Charter(Section):
     @cached_property
     def contract(self) -> Contract:
         """What every upload of this federation must look like."""
-        terms, image = self.terms, self.image.spec()
-        spec = encoder_spec(terms.encoder, len(self.classes))
-        network = initial_network(spec, image.channels, image.size, len(self.classes), terms.seed)
-        return Contract.of(
-            network,
-            federation=self.fingerprint,
-            method=terms.method,
-            encoder=spec,
-            anchors=terms.anchors,
-            image=image,
-            classes=self.classes,
-            statistics=statistics_plan(terms, image, self.image.mirror),
-            deep=terms.trains,
-            evidence=terms.upload.evidence,
+        return make_contract(
+            self.terms, self.image.spec(), self.classes, mirror=self.image.mirror, federation=self.fingerprint
         )
 
     def template(self) -> PrototypeNetwork:

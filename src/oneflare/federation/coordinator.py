@@ -7,12 +7,13 @@ later and the result is exactly that of a fresh fusion of whoever is in: a funct
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
+from oneflare.client.observer import Observer
 from oneflare.core.files import exclusive, read_json, remove_partial
 from oneflare.core.plain import plain
 from oneflare.data import Split
@@ -27,8 +28,6 @@ from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.metrics import fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def fuse_federation(
     remove: Sequence[str] = (),
     rules: Rules | None = None,
     test: Split | None = None,
-    say: Say | None = None,
+    observer: Observer | None = None,
 ) -> FusedFederation:
     """Verify, choose, fuse, write model and result. Without `uploads`, those of the last fusion are taken again.
 
@@ -79,7 +78,7 @@ def fuse_federation(
 
     test: held-out images the coordinator may have; otherwise the model stays unmeasured.
     """
-    files, rules, tell = FederationFiles(folder), rules or Rules(), say or (lambda _: None)
+    files, rules, observer = FederationFiles(folder), rules or Rules(), observer or Observer()
     coordinator_key(read_charter(folder), folder)  # a wrong key is found before the work
     with exclusive(folder):
         charter = read_charter(folder)
@@ -88,10 +87,10 @@ def fuse_federation(
         intake = _examined(charter, files, uploads, add, rules)
         intake, removed = _without(charter, intake, remove, files.known().removed)
         for note in intake.notes:
-            tell(note)
+            observer.note(note)
         least = rules.least(charter, last, removed)
         _enough(intake, least, charter, last, removed)
-        tell(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
+        observer.note(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
         with one_thread(), prepared(files) as place:
             collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
             names = {upload.client: name for name, upload in intake.uploads.items()}
@@ -99,23 +98,23 @@ def fuse_federation(
             def work(kept: UploadSet) -> tuple[dict[str, str], dict[str, Any] | None, dict[str, dict[str, Any]]]:
                 suspects = _suspects(kept, names)
                 for warning in suspects.values():
-                    tell(warning)
+                    observer.note(warning)
                 checked = None
                 if rules.admission is not None:
-                    checked = admitted(rules.admission, charter.terms.fusions[0], kept, names, tell)
+                    checked = admitted(rules.admission, charter.terms.fusions[0], kept, names, observer)
                 return suspects, checked, _fuse(charter, place, kept, test)
 
             (suspects, checked, fusions), faults = without_faulty(collected, work)
             intake = refuse_faulty(intake, faults)
             for fault in faults:
-                tell(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
+                observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
             _enough(intake, least, charter, last, removed)
             content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects, "admission": checked}
             content["change"] = change(last, content)
             install(files, content, intake.uploads, removed)
         unsigned = sign_fusion(charter, folder, content)
         if unsigned is not None:
-            tell(unsigned)
+            observer.note(unsigned)
     return FusedFederation(charter, files, content)
 
 

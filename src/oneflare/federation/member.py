@@ -17,17 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from oneflare.client.training import (
-    ClientFiles,
-    ClientSummary,
-    Companions,
-    EpochObserver,
-    build_training,
-    client_statistics,
-    hold_out,
-    send,
-    train_client,
-)
+from oneflare.client.calibration import hold_out
+from oneflare.client.files import ClientFiles, ClientSummary
+from oneflare.client.loop import build_training
+from oneflare.client.observer import Observer
+from oneflare.client.sending import Attachments, send
+from oneflare.client.statistics import client_statistics
+from oneflare.client.training import train_client
 from oneflare.core.config import CodeConfig
 from oneflare.core.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_bytes, write_json
 from oneflare.core.seeds import torch_generator
@@ -88,7 +84,7 @@ def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:
 
 
 def train_member(
-    charter: Charter, data: ClientData, member: str, folder: Path, observe: EpochObserver | None = None
+    charter: Charter, data: ClientData, member: str, folder: Path, observer: Observer | None = None
 ) -> ClientSummary:
     """Train one member in `folder`, from its last checkpoint if there is one; its upload is unsigned.
 
@@ -110,7 +106,7 @@ def train_member(
                 )
         write_json(claim, job)
         with on_stop(lambda: f"a checkpoint is there; {AGAIN}" if ClientFiles(folder).checkpoint.exists() else NOTHING):
-            summary = train_client(charter.job(member, folder), data, observe)
+            summary = train_client(charter.job(member, folder), data, observer)
         if summary.status != "trained":
             ClientFiles(folder).summary.unlink()  # so that another attempt is possible
             raise TrainingError(f"{member} could not be trained: {summary.reason}")
@@ -166,11 +162,11 @@ def make_upload(
     *,
     member: str,
     key: SigningKey | None = None,
-    observe: EpochObserver | None = None,
+    observer: Observer | None = None,
     ledger: Ledger | None = None,
 ) -> Made:
     """Train if needed, then write the one file, under the member's name and signed if a key is given."""
-    return make_upload_in(Envelope(member, key), charter, data, out, observe=observe, ledger=ledger)
+    return make_upload_in(Envelope(member, key), charter, data, out, observer=observer, ledger=ledger)
 
 
 def make_upload_in(
@@ -179,7 +175,7 @@ def make_upload_in(
     data: ClientData,
     out: Path,
     *,
-    observe: EpochObserver | None = None,
+    observer: Observer | None = None,
     ledger: Ledger | None = None,
 ) -> Made:
     """Train if needed, then write the one file to `out`, with what the envelope says.
@@ -190,9 +186,9 @@ def make_upload_in(
     member, key, notes = envelope.member, envelope.key, envelope.notes
     question = Question.of(charter, member, data)
     if question is not None:
-        return _answer(charter, data, out, question, ledger or Ledger(ledger_folder(None)), envelope, observe)
+        return _answer(charter, data, out, question, ledger or Ledger(ledger_folder(None)), envelope, observer)
     folder = work_folder(out)
-    summary = train_member(charter, data, member, folder, observe)
+    summary = train_member(charter, data, member, folder, observer)
     trained = ClientFiles(folder).upload
     if out.exists():
         manifest = _same_upload(trained, out, member, key)
@@ -208,7 +204,7 @@ def _answer(
     question: Question,
     ledger: Ledger,
     envelope: Envelope,
-    observe: EpochObserver | None,
+    observer: Observer | None,
 ) -> Made:
     """An upload under private terms: entered into the ledger before it is written to `out`."""
     member, key = envelope.member, envelope.key
@@ -218,7 +214,7 @@ def _answer(
     complete = kept is not None
     if kept is None:
         folder = work_folder(out)
-        summary = train_member(charter, data, member, folder, observe)
+        summary = train_member(charter, data, member, folder, observer)
 
         def write(path: Path) -> dict[str, Any]:
             return envelope.seal(ClientFiles(folder).upload, path)
@@ -295,7 +291,7 @@ def upload_size(charter: Charter) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "upload.safetensors"
         network = charter.template() if charter.terms.trains else None
-        send(path, charter.job("size", Path(folder)), network, ClientData.of(nothing, classes), 1, Companions(packed))
+        send(path, charter.job("size", Path(folder)), network, ClientData.of(nothing, classes), 1, Attachments(packed))
         return path.stat().st_size
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from oneflare import _version
+from oneflare.client.observer import Observer
 from oneflare.core.files import load_state, save_state
 from oneflare.errors import RunError
 
 REPORT_SECONDS = 0.1
-
-
-def _quiet(step: int, steps: int) -> None:
-    del step, steps
 
 
 @dataclass(frozen=True)
@@ -27,8 +23,14 @@ class Workspace:
     """file of the checkpoint; None: nothing is kept, and an interrupted fusion starts again"""
     every_seconds: float = 20.0
     """least time between two checkpoints"""
-    report: Callable[[int, int], None] = _quiet
-    """is called with the number of steps done and the number of all steps"""
+    fusion: str = ""
+    """the name under which the observer is told of the steps"""
+    observer: Observer = field(default_factory=Observer)
+    """is told how many steps are done"""
+
+    def report(self, step: int, steps: int) -> None:
+        """So many of all steps are done."""
+        self.observer.fusion_step(self.fusion, step, steps)
 
     def discard(self) -> None:
         """Delete the checkpoint. Call it once the result is safely written."""

@@ -30,6 +30,11 @@ TRAINING_PARTS: tuple[Registry[Any], ...] = (
 """whatever uploads depend on"""
 
 
+def given_in_python(experiment: Experiment) -> bool:
+    """Whether its images or its encoder were objects of a Python session, which nobody can make again from names."""
+    return experiment.data.name == ARRAYS or experiment.encoder["name"] == CUSTOM
+
+
 def resolve(*layers: Layer) -> Experiment:
     """Defaults, then the method's recipe, then the layers, later ones winning."""
     load_plugins()

@@ -10,7 +10,8 @@ from typing import Any
 from oneflare.report import lead
 from oneflare.report.details import mean_lambda, run_details, traces_of
 from oneflare.report.story import Curve, Gap, LambdaCurve, Panel, Row, Story, curve_of
-from oneflare.simulation.stages import Result, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import Result
 from oneflare.study import Comparison
 from oneflare.study.inference import difference
 

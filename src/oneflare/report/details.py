@@ -8,8 +8,9 @@ from typing import Any
 
 from oneflare.report.geometry import geometry
 from oneflare.report.story import LambdaCurve
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import FusionResult
-from oneflare.simulation.stages import Result, RunFiles, read_experiment
+from oneflare.simulation.stages import Result, read_experiment
 
 MOST_POINTS = 100
 """of a curve over epochs"""

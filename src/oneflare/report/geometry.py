@@ -11,7 +11,8 @@ from torch import Tensor
 from oneflare.errors import UploadError
 from oneflare.fusion.features.sums import counted_prototypes
 from oneflare.nn.anchors import build_anchors
-from oneflare.simulation.stages import Result, RunFiles, read_experiment
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import Result, read_experiment
 from oneflare.upload import KNOWN, read_prototypes
 
 MOST_CLIENTS = 12

@@ -19,7 +19,8 @@ from oneflare.report.lead import signed
 from oneflare.report.settings import settings_of
 from oneflare.report.story import Story
 from oneflare.report.words import ABOUT, has_checkpoints, words_of
-from oneflare.simulation.stages import RunFiles, read_result
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import read_result
 from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
 

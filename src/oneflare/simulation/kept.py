@@ -8,29 +8,28 @@ anew from the same uploads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from oneflare import _version
+from oneflare.client.observer import Observer
 from oneflare.core.config import CodeConfig, Experiment, read_yaml
 from oneflare.data import Dataset
 from oneflare.errors import ConfigError, RunError
 from oneflare.fusion import UploadSet
 from oneflare.metrics import diagnose
+from oneflare.simulation.files import EXPERIMENT
 from oneflare.simulation.results import DiagnosticsCode, DiagnosticsResult, FusionResult, RunResult
 
-EXPERIMENT = "experiment.yaml"
-Say = Callable[[str], None]
 
-
-def say_if_outdated(path: Path, spec: Mapping[str, Any], say: Say) -> None:
+def warn_if_outdated(path: Path, spec: Mapping[str, Any], observer: Observer) -> None:
     """Tell the user that figures are there which do not count, and why."""
     reason = FusionResult.read(path).outdated(spec) if path.exists() else None
     if reason is not None:
-        say(f"{spec['name']}: its figures were made {reason}; they are made anew from the same uploads")
+        observer.warn(f"{spec['name']}: its figures were made {reason}; they are made anew from the same uploads")
 
 
 def diagnose_into(path: Path, uploads: UploadSet, dataset: Dataset) -> DiagnosticsResult:
@@ -70,7 +69,7 @@ def recorded_experiment_code(folder: Path) -> CodeConfig:
         raise RunError(f"{path}: 'code' is not what OneFlare wrote; restore the file or choose another --out") from None
 
 
-def say_what_changed(runs: Iterable[tuple[Path, Experiment]], say: Say) -> None:
+def warn_what_changed(runs: Iterable[tuple[Path, Experiment]], observer: Observer) -> None:
     """Where a new folder is begun only because code has changed since an older one was made, name both, once.
 
     runs: the folders about to be used, with their experiments.
@@ -83,7 +82,7 @@ def say_what_changed(runs: Iterable[tuple[Path, Experiment]], say: Say) -> None:
             changed = " and another ".join(experiment.code.differences(recorded_experiment_code(older)))
             if changed and changed not in said:
                 said.add(changed)
-                say(f"{older} was made with another {changed}; it is kept, and a new run begins in {folder}")
+                observer.warn(f"{older} was made with another {changed}; it is kept, and a new run begins in {folder}")
             break
 
 

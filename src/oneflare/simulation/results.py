@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
-from oneflare.client.training import ClientSummary
+from oneflare.client.files import ClientSummary
 from oneflare.core.config import CodeConfig
 from oneflare.core.files import read_json, write_json
 from oneflare.core.records import parse_record, read_record, record_to_dict

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from oneflare import _version
-from oneflare.client.training import ClientFiles
+from oneflare.client.files import ClientFiles
+from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment, Layer, parse_overrides, read_yaml
 from oneflare.core.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
 from oneflare.core.plugins import loaded_plugins, source_of
@@ -22,18 +22,17 @@ from oneflare.data import Dataset, data_digest, given_data, load
 from oneflare.errors import ConfigError, RunError
 from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
-from oneflare.methods.resolve import ARRAYS, resolve
+from oneflare.methods.resolve import ARRAYS, given_in_python, resolve
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
-from oneflare.simulation.kept import check_figures, recorded_experiment_code, say_what_changed
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.kept import check_figures, recorded_experiment_code, warn_what_changed
 from oneflare.simulation.results import FusionResult, RunResult
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.watching import LineObserver, in_notebook
 
 __all__ = [
-    "Observer",
     "Result",
-    "RunFiles",
     "choose_folder",
     "default_folder",
     "fuse_run",
@@ -101,13 +100,13 @@ def run(
     """
     if observer is None and (in_notebook() if progress is None else progress):
         observer = LineObserver()
-    dataset, parts = given_data(keywords.get("data"), test)
+    dataset = given_data(keywords.get("data"), test)
     if dataset is not None:
         keywords["data"] = {"name": ARRAYS, "digest": data_digest(dataset)}
         if dataset.public is not None:
             keywords["data"]["public"] = len(dataset.public.labels)
-    if parts is not None:
-        keywords["partition"] = {"kind": "given", "clients": len(parts)}
+        if dataset.owners is not None:
+            keywords["partition"] = {"kind": "given", "clients": len(dataset.owners)}
     encoder = keywords.get("encoder")
     if not isinstance(encoder, nn.Module):
         encoder = None
@@ -125,13 +124,11 @@ def run(
             "leave it out, or choose a method that trains"
         )
     if dataset is not None:
-        if parts is not None and experiment.data.public is not None:
-            raise ConfigError("data.public: images that have owners cannot be set aside; give a Dataset with `public`")
         dataset = dataset.set_aside(experiment.data.public, experiment.data.seed)
     if encoder is not None:
         experiment = _with_source(experiment, encoder)
     folder = choose_folder(experiment, None if out is None else Path(out), observer)
-    return run_experiment(experiment, folder, dataset=dataset, parts=parts, encoder=encoder, observer=observer)
+    return run_experiment(experiment, folder, dataset=dataset, encoder=encoder, observer=observer)
 
 
 def _module_digest(module: nn.Module) -> str:
@@ -152,7 +149,7 @@ def choose_folder(experiment: Experiment, out: Path | None, observer: Observer |
     if out is not None:
         return out
     folder = default_folder(experiment)
-    say_what_changed([(folder, experiment)], (observer or Observer()).warn)
+    warn_what_changed([(folder, experiment)], observer or Observer())
     return folder
 
 
@@ -169,11 +166,13 @@ def run_experiment(
     folder: Path,
     *,
     dataset: Dataset | None = None,
-    parts: Sequence[np.ndarray[Any, Any]] | None = None,
     encoder: nn.Module | None = None,
     observer: Observer | None = None,
 ) -> Result:
-    """All stages; those whose files are complete are skipped."""
+    """All stages; those whose files are complete are skipped.
+
+    dataset, encoder: what was given in Python instead of by name
+    """
     observer = observer or Observer()
     files = RunFiles(folder)
     with on_stop(lambda: _what_is_kept(files)), exclusive(folder), _tidy(folder):
@@ -187,7 +186,7 @@ def run_experiment(
             dataset = load(experiment.data)
             for note in dataset.notes:
                 observer.note(note)
-        federation = Federation.build(experiment, files, dataset, parts, encoder)
+        federation = Simulation.build(experiment, files, dataset, encoder)
         write_json(files.partition, federation.partition.to_dict())
         observer.begin(experiment, dataset, federation.partition)
         with one_thread():
@@ -221,18 +220,18 @@ def _tidy(folder: Path) -> Iterator[None]:
         remove_partial(folder)
 
 
-def open_run(folder: Path, observer: Observer) -> tuple[Federation, UploadSet]:
+def open_run(folder: Path, observer: Observer) -> tuple[Simulation, UploadSet]:
     """A finished run with its data and its verified uploads."""
     files = RunFiles(folder)
     experiment = read_experiment(folder)
     if not files.result.exists():
         raise RunError(f"{folder} is not finished; run it to the end first")
-    if experiment.data.name == ARRAYS or experiment.encoder["name"] == CUSTOM:
+    if given_in_python(experiment):
         raise RunError(
             f"{folder} used arrays or an encoder given in Python; add the fusion to `fusions` and run it again"
         )
     _check_code(folder, experiment, observer)
-    federation = Federation.build(experiment, files, load(experiment.data), None, None)
+    federation = Simulation.build(experiment, files, load(experiment.data))
     return federation, federation.collect(RunResult.read(files.result).clients, observer)
 
 

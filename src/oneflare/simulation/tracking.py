@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from oneflare.client.training import ClientSummary
+from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data import Dataset, Partition
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.simulation.results import RunResult
-from oneflare.simulation.simulation import Observer
 from oneflare.simulation.stages import default_folder
 
 TRACKERS = ("tensorboard", "mlflow")
@@ -31,45 +30,6 @@ LONGEST = 500
 """characters of a parameter's value"""
 
 
-class Observers(Observer):
-    """Several observers as one."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self.observers = observers
-
-    def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
-        for observer in self.observers:
-            observer.begin(experiment, dataset, partition)
-
-    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
-        for observer in self.observers:
-            observer.epoch(client, epoch, row, samples)
-
-    def client_done(self, summary: ClientSummary, samples_seen: int) -> None:
-        for observer in self.observers:
-            observer.client_done(summary, samples_seen)
-
-    def stage(self, text: str) -> None:
-        for observer in self.observers:
-            observer.stage(text)
-
-    def note(self, text: str) -> None:
-        for observer in self.observers:
-            observer.note(text)
-
-    def fusion_step(self, fusion: str, step: int, steps: int) -> None:
-        for observer in self.observers:
-            observer.fusion_step(fusion, step, steps)
-
-    def warn(self, text: str) -> None:
-        for observer in self.observers:
-            observer.warn(text)
-
-    def end(self, content: RunResult) -> None:
-        for observer in self.observers:
-            observer.end(content)
-
-
 class TensorBoard(Observer):
     """Scalars per client and epoch, and every fusion's accuracy, in `<folder>/<name of the run>`."""
 
@@ -82,13 +42,11 @@ class TensorBoard(Observer):
     def hint(self) -> str:
         return f"tensorboard --logdir {self.folder}"
 
-    def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
-        del dataset, partition
+    def begin(self, experiment: Experiment, _dataset: Dataset, _partition: Partition) -> None:
         self.writer = _import_tensorboard()(str(self.folder / run_name(experiment)))
         self.writer.add_text("experiment", f"```yaml\n{experiment.to_yaml()}\n```", 0)
 
-    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
-        del samples
+    def epoch(self, client: int, epoch: int, row: Mapping[str, float], _samples: int) -> None:
         for key, value in numbers(row):
             self.writer.add_scalar(f"{TRACE_NAMES.get(key, key)}/client {client}", value, epoch)
 
@@ -117,8 +75,7 @@ class MLflow(Observer):
     def hint(self) -> str:
         return f"mlflow ui --backend-store-uri {self.uri}"
 
-    def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
-        del dataset, partition
+    def begin(self, experiment: Experiment, _dataset: Dataset, _partition: Partition) -> None:
         name = run_name(experiment)
         wanted = f"attributes.status = 'RUNNING' and attributes.run_name = '{name}'"
         open_runs = self.client.search_runs([self.experiment], wanted)
@@ -132,8 +89,7 @@ class MLflow(Observer):
         for start in range(0, len(settings), MOST_PARAMETERS):
             self.client.log_batch(self.run, params=settings[start : start + MOST_PARAMETERS])
 
-    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
-        del samples
+    def epoch(self, client: int, epoch: int, row: Mapping[str, float], _samples: int) -> None:
         self._log([(f"client_{client:03d}/{TRACE_NAMES.get(key, key)}", value, epoch) for key, value in numbers(row)])
 
     def end(self, content: RunResult) -> None:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from oneflare.client.training import ClientSummary
+from oneflare.client.files import ClientSummary
+from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data import Dataset, Partition
 from oneflare.simulation.results import RunResult
-from oneflare.simulation.simulation import Observer
 
 EVERY_SECONDS = 0.5
 
@@ -40,15 +40,13 @@ class LineObserver(Observer):
         self.started = self.told = clock()
         self.width = 0
 
-    def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
-        del dataset
+    def begin(self, experiment: Experiment, _dataset: Dataset, partition: Partition) -> None:
         self.name = f"{experiment.method}, seed {experiment.seed}"
         self.clients, self.total = len(partition.sizes), max(1, sum(partition.sizes) * max(experiment.epochs, 1))
         self.started = self.clock()
         self._tell()
 
-    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
-        del row
+    def epoch(self, client: int, epoch: int, _row: Mapping[str, float], samples: int) -> None:
         self.seen[client] = epoch * samples
         if self.rewrite and self.clock() - self.told >= EVERY_SECONDS:
             self._tell()

@@ -17,8 +17,8 @@ from oneflare.core.records import record_to_dict
 from oneflare.data import Dataset
 from oneflare.fusion import load_model, logits_of_all
 from oneflare.nn.hardware import one_thread
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import FusionResult
-from oneflare.simulation.stages import RunFiles
 
 FILE = "answers.json"
 LARGEST_SLIP = 0.005

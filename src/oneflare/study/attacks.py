@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.files import write_json, write_text
 from oneflare.core.seeds import derive, numpy_generator
@@ -30,7 +31,8 @@ from oneflare.metrics import evaluate
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import Block
 from oneflare.nn.hardware import one_thread
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.lies import LIES, claiming_more, rewritten
 from oneflare.upload import (
@@ -212,20 +214,22 @@ def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: 
     observer = observer or Observer()
     dataset = load(experiment.data)
     run_experiment(experiment, folder / "honest", dataset=dataset, observer=observer)
-    federation = Federation.build(experiment, RunFiles(folder / "honest"), dataset, None, None)
+    federation = Simulation.build(experiment, RunFiles(folder / "honest"), dataset)
     contract, clients = federation.contract, experiment.partition.clients
     who = choose_attackers(federation.partition.sizes, attackers, experiment.seed)
     with one_thread():
         summaries = [federation.files.client(client).read_summary() for client in range(clients)]
         honest = federation.collect([summary for summary in summaries if summary is not None], observer)
         nothing = np.empty(0, dtype=np.int64)
-        parts = [indices if client in who else nothing for client, indices in enumerate(federation.partition.indices)]
+        honest_rows = enumerate(federation.partition.indices)
+        owners = tuple(rows if client in who else nothing for client, rows in honest_rows)
     theirs = {upload.client: upload for upload in honest if upload.client in who}
     largest = sum(counts_of(upload) for upload in theirs.values()).argsort(descending=True)[:2].tolist()  # type: ignore[union-attr]
     wrong = {LABEL_FLIP: with_flipped_labels(dataset), SWAPPED: with_swapped_labels(dataset, *largest)}
     poisoned: dict[str, dict[int, Upload | None]] = {}
     for name, labelled in wrong.items():
-        run_experiment(experiment, folder / name, dataset=labelled, parts=parts, observer=observer)
+        theirs_alone = dataclasses.replace(labelled, owners=owners)
+        run_experiment(experiment, folder / name, dataset=theirs_alone, observer=observer)
         paths = {client: RunFiles(folder / name).client(client).upload for client in who}
         if name == SWAPPED:
             for client, path in paths.items():

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oneflare.client.observer import Observer
 from oneflare.client.statistics import measure, measure_on_lattice, privatise
 from oneflare.core.files import write_json
 from oneflare.core.noise import SeededWords
@@ -25,12 +26,12 @@ from oneflare.data import ClientData, Dataset, load, prepare
 from oneflare.errors import RunError
 from oneflare.fusion import UploadSet
 from oneflare.fusion.trust.probes import probe_images
-from oneflare.methods.resolve import ARRAYS
+from oneflare.methods.resolve import given_in_python
 from oneflare.models.base import BATCH
 from oneflare.nn import PrototypeNetwork, build_feature_map
-from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import one_thread
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import read_experiment
 from oneflare.upload import Contract, Upload, disclose, shrink
 from oneflare.upload.statistics import Statistics, pack, unpack
@@ -177,13 +178,13 @@ def audit_run(folder: Path, observer: Observer | None = None) -> Audit:
     """
     observer = observer or Observer()
     experiment = read_experiment(folder)
-    if experiment.data.name == ARRAYS or experiment.encoder["name"] == CUSTOM:
+    if given_in_python(experiment):
         raise RunError(f"{folder} used arrays or an encoder given in Python; an audit needs data it can read itself")
     files = RunFiles(folder)
     if not files.result.exists():
         raise RunError(f"{folder} is not finished; run the same command again to go on")
     dataset = load(experiment.data)
-    federation = Federation.build(experiment, files, dataset, None, None)
+    federation = Simulation.build(experiment, files, dataset)
     summaries = [files.client(client).read_summary() for client in range(experiment.partition.clients)]
     with one_thread():
         uploads = federation.collect([summary for summary in summaries if summary is not None], observer)
@@ -201,7 +202,7 @@ def audit_run(folder: Path, observer: Observer | None = None) -> Audit:
     return audit
 
 
-def network_rows(federation: Federation, uploads: UploadSet, dataset: Dataset) -> list[AuditRow]:
+def network_rows(federation: Simulation, uploads: UploadSet, dataset: Dataset) -> list[AuditRow]:
     """Networks in every number format that can be made of what was sent."""
     sent = federation.experiment.upload.dtype
     formats = ("float32", "bfloat16", "int8") if sent == "float32" else (sent,)
@@ -212,10 +213,10 @@ def network_rows(federation: Federation, uploads: UploadSet, dataset: Dataset) -
         for upload in uploads:
             network = _network(federation, upload, dtype)
             guesses.append(guess_from_network(network, federation.contract))
-            pair = matched(federation.client_data(upload.client), dataset, federation.experiment.seed, upload.client)
+            pair = matched(federation.clients.data(upload.client), dataset, federation.experiment.seed, upload.client)
             if pair is not None:
                 scores.append(tuple(network_scores(network, *part, federation.contract) for part in pair))  # type: ignore[arg-type]
-        true = torch.stack([shares(federation.client_data(upload.client).counts) for upload in uploads])
+        true = torch.stack([shares(federation.clients.data(upload.client).counts) for upload in uploads])
         rows.append(
             AuditRow(
                 f"weights {dtype}, counts withheld",
@@ -227,7 +228,7 @@ def network_rows(federation: Federation, uploads: UploadSet, dataset: Dataset) -
     return rows
 
 
-def statistics_rows(federation: Federation, uploads: UploadSet, dataset: Dataset) -> list[AuditRow]:
+def statistics_rows(federation: Simulation, uploads: UploadSet, dataset: Dataset) -> list[AuditRow]:
     """The statistics as they were sent, and with noise of several budgets."""
     plan, contract = federation.contract.statistics, federation.contract
     assert plan is not None
@@ -244,7 +245,7 @@ def statistics_rows(federation: Federation, uploads: UploadSet, dataset: Dataset
         )
         scores, guesses, truths = [], [], []
         for upload in uploads:
-            data = federation.client_data(upload.client)
+            data = federation.clients.data(upload.client)
             if epsilon == used:
                 statistics = upload.statistics()
             else:
@@ -266,10 +267,10 @@ def statistics_rows(federation: Federation, uploads: UploadSet, dataset: Dataset
     return rows
 
 
-def counts_rows(federation: Federation, uploads: UploadSet) -> list[AuditRow]:
+def counts_rows(federation: Simulation, uploads: UploadSet) -> list[AuditRow]:
     """What disclosed counts say."""
     config = federation.experiment.upload
-    counts = [federation.client_data(upload.client).counts for upload in uploads]
+    counts = [federation.clients.data(upload.client).counts for upload in uploads]
     true = torch.stack([shares(count) for count in counts])
     rows = [AuditRow("counts exact", config.counts == "exact", labels=label_error(true, true))]
     budgets = sorted({*EPSILONS, *([config.counts_epsilon] if config.counts == "noised" else [])}, reverse=True)
@@ -310,7 +311,7 @@ def matched(data: ClientData, dataset: Dataset, seed: int, client: int) -> tuple
     return (data.images[a], data.labels[a]), (dataset.test.images[b], dataset.test.labels[b])
 
 
-def _network(federation: Federation, upload: Upload, dtype: str) -> PrototypeNetwork:
+def _network(federation: Simulation, upload: Upload, dtype: str) -> PrototypeNetwork:
     """A client's network as the reader of its upload has it, sent in another format."""
     network = federation.template()
     network.encoder.load_state_dict({name: _seen(name, tensor, dtype) for name, tensor in upload.weights().items()})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oneflare.client.observer import Observer
 from oneflare.core.config import Layer
 from oneflare.core.files import digest_of, write_json
 from oneflare.core.records import read_record, record_to_dict
@@ -15,8 +16,8 @@ from oneflare.core.stopping import AGAIN, on_stop
 from oneflare.errors import ConfigError, RunError
 from oneflare.methods import find_method
 from oneflare.methods.resolve import resolve
-from oneflare.simulation.kept import say_what_changed
-from oneflare.simulation.stages import Observer, Result, read_result, run_experiment
+from oneflare.simulation.kept import warn_what_changed
+from oneflare.simulation.stages import Result, read_result, run_experiment
 from oneflare.study.inference import Spread
 
 FILE = "comparison.json"
@@ -112,9 +113,9 @@ def compare_methods(
         shared = digest_of([experiment.training_digest() for runs in experiments.values() for experiment in runs])
         first = experiments[names[0]][0]
         folder = Path("runs") / f"compare-{first.data.name}-{'-'.join(names)}-{shared[:8]}"
-    say_what_changed(
+    warn_what_changed(
         [(folder / f"{name}-s{run.seed}", run) for name in names for run in experiments[name]],
-        (observer or Observer()).warn,
+        observer or Observer(),
     )
     with on_stop(lambda: _what_is_kept(folder, len(names) * seeds)):
         results = {

@@ -7,56 +7,27 @@ locked while it is run, the lock dies with its holder, and whoever comes later r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from oneflare.client.observer import Observer, Outcome
 from oneflare.core.config import DataConfig, Experiment
 from oneflare.core.files import exclusive
 from oneflare.core.stopping import AGAIN, NOTHING, on_stop
 from oneflare.data import Dataset, Partition, load
 from oneflare.errors import InUseError, OneFlareError
 from oneflare.simulation.engines import default_workers, map_tasks
-from oneflare.simulation.kept import say_what_changed
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.kept import warn_what_changed
 from oneflare.simulation.results import RunResult
-from oneflare.simulation.stages import Observer, RunFiles, read_experiment, run_experiment
+from oneflare.simulation.stages import read_experiment, run_experiment
 from oneflare.study.answers import FILE as ANSWERS
 from oneflare.study.answers import has_answers, keep_answers
 from oneflare.study.cells import Cell
 
 POLL_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    cell: str
-    status: Literal["run", "there", "in use", "failed"]
-    """`there`: somebody else finished it in the meantime"""
-    seconds: float = 0.0
-    accuracy: float | None = None
-    """under the method's own server"""
-    reason: str = ""
-
-
-class Watcher:
-    """Watches the execution of cells; does nothing."""
-
-    def begin(self, cells: Sequence[Cell], there: int, processes: int) -> None:
-        """cells: those to be run; there: how many were complete already."""
-
-    def progress(self, cell: str, part: float) -> None:
-        """A cell has trained this part of its epochs."""
-
-    def end(self, outcome: Outcome) -> None:
-        """A cell is complete, or has failed."""
-
-    def wait(self, cells: Sequence[str]) -> None:
-        """Only cells that other processes hold are left."""
-
-    def warn(self, text: str) -> None:
-        """Something the user should know."""
 
 
 def is_complete(cell: Cell, runs: Path) -> bool:
@@ -81,22 +52,22 @@ def default_processes() -> int:
 
 
 def run_cells(
-    cells: Sequence[Cell], runs: Path, *, processes: int | None = None, watcher: Watcher | None = None
+    cells: Sequence[Cell], runs: Path, *, processes: int | None = None, observer: Observer | None = None
 ) -> list[Outcome]:
     """Run what is missing; returns the outcomes of what was not complete before, failures among them."""
-    watcher = watcher or Watcher()
+    observer = observer or Observer()
     waiting = [cell for cell in cells if not is_complete(cell, runs)]
     processes = min(processes or default_processes(), max(len(waiting), 1))
-    watcher.begin(waiting, len(cells) - len(waiting), processes)
-    say_what_changed([(cell.folder(runs), cell.experiment) for cell in waiting], watcher.warn)
+    observer.cells_begin([cell.name for cell in waiting], len(cells) - len(waiting), processes)
+    warn_what_changed([(cell.folder(runs), cell.experiment) for cell in waiting], observer)
     outcomes: list[Outcome] = []
     while waiting:
         with on_stop(lambda: _what_is_kept(cells, runs)):
-            found = _round(waiting, runs, processes, watcher)
+            found = _round(waiting, runs, processes, observer)
         outcomes += [outcome for outcome in found if outcome.status != "in use"]
         held = {outcome.cell for outcome in found if outcome.status == "in use"}
         if len(held) == len(waiting):
-            watcher.wait(sorted(held))
+            observer.cells_wait(sorted(held))
             time.sleep(POLL_SECONDS)
         waiting = [cell for cell in waiting if cell.name in held]
     return outcomes
@@ -109,25 +80,17 @@ def _what_is_kept(cells: Sequence[Cell], runs: Path) -> str:
     return f"{done} of {len(cells)} cells are complete; {AGAIN}" if done or begun else NOTHING
 
 
-def _round(cells: Sequence[Cell], runs: Path, processes: int, watcher: Watcher) -> list[Outcome]:
-    def report(cell: Cell, message: tuple[str, Any]) -> None:
-        kind, content = message
-        if kind == "part":
-            watcher.progress(cell.name, content)
-        else:
-            watcher.warn(f"{cell.name}: {content}")
-
-    def end(cell: Cell, outcome: Outcome) -> None:
-        del cell
+def _round(cells: Sequence[Cell], runs: Path, processes: int, observer: Observer) -> list[Outcome]:
+    def end(outcome: Outcome) -> None:
         if outcome.status != "in use":
-            watcher.end(outcome)
+            observer.cell_done(outcome)
 
     alone = processes == 1 or len(cells) == 1
     work = partial(_work, runs, not alone)
-    return map_tasks(work, cells, workers=1 if alone else processes, on_report=report, on_result=end)
+    return map_tasks(work, cells, workers=1 if alone else processes, observer=observer, on_result=end)
 
 
-def _work(runs: Path, in_worker: bool, cell: Cell, report: Callable[[Any], None]) -> Outcome:
+def _work(runs: Path, in_worker: bool, cell: Cell, observer: Observer) -> Outcome:
     folder, started = cell.folder(runs), time.monotonic()
     try:
         if is_complete(cell, runs):
@@ -136,7 +99,7 @@ def _work(runs: Path, in_worker: bool, cell: Cell, report: Callable[[Any], None]
         experiment = _with_all_fusions(cell.experiment, folder)
         if in_worker:  # it has one core, and may not have workers of its own
             experiment = experiment.model_copy(update={"workers": 1})
-        result = run_experiment(experiment, folder, dataset=dataset, observer=_Reporter(report))
+        result = run_experiment(experiment, folder, dataset=dataset, observer=_CellObserver(cell.name, observer))
         with exclusive(folder):
             keep_answers(folder, cell.fusions, dataset)
     except InUseError:
@@ -162,22 +125,21 @@ def _with_all_fusions(experiment: Experiment, folder: Path) -> Experiment:
     return experiment.model_copy(update={"fusions": (*own.values(), *others)})
 
 
-class _Reporter(Observer):
-    """Passes on how far a run is."""
+class _CellObserver(Observer):
+    """Sums up how far the run of a cell is, and passes its warnings on under the cell's name."""
 
-    def __init__(self, report: Callable[[Any], None]) -> None:
-        self.report = report
+    def __init__(self, cell: str, observer: Observer) -> None:
+        self.cell = cell
+        self.observer = observer
         self.total = 1
         self.seen: dict[int, int] = {}
 
-    def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
-        del dataset
+    def begin(self, experiment: Experiment, _dataset: Dataset, partition: Partition) -> None:
         self.total = max(1, sum(partition.sizes) * max(experiment.epochs, 1))
 
-    def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
-        del row
+    def epoch(self, client: int, epoch: int, _row: Mapping[str, float], samples: int) -> None:
         self.seen[client] = epoch * samples
-        self.report(("part", min(1.0, sum(self.seen.values()) / self.total)))
+        self.observer.cell_step(self.cell, min(1.0, sum(self.seen.values()) / self.total))
 
     def warn(self, text: str) -> None:
-        self.report(("warn", text))
+        self.observer.warn(f"{self.cell}: {text}")

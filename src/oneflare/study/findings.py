@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from oneflare.errors import RunError
+from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import FusionResult
-from oneflare.simulation.stages import Result, RunFiles, read_result
+from oneflare.simulation.stages import Result, read_result
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell, Place, StudyPlan
 from oneflare.study.inference import Difference, difference

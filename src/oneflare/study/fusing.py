@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.files import digest_of, exclusive, write_json
 from oneflare.core.records import record_to_dict
@@ -28,9 +29,10 @@ from oneflare.fusion.membership import Membership
 from oneflare.metrics import TimedFusion, fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.engines.measure import measure
-from oneflare.simulation.kept import diagnose_into, say_if_outdated
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.kept import diagnose_into, warn_if_outdated
 from oneflare.simulation.results import DiagnosticsResult, FusionResult
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
 from oneflare.study.inference import Spread
@@ -202,7 +204,7 @@ def bench_run(
                 fresh.append(spec)
         measured: list[Measured] = []
         for number, spec in enumerate(fresh, start=1):
-            say_if_outdated(files.metrics(spec["name"]), spec, observer.warn)
+            warn_if_outdated(files.metrics(spec["name"]), spec, observer)
             observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
             try:
                 measured.append(_fuse(spec, uploads, files, federation.encoder))
@@ -305,7 +307,7 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder:
 
 
 def _evaluate(
-    federation: Federation, uploads: UploadSet, files: RunFiles, measured: Sequence[Measured]
+    federation: Simulation, uploads: UploadSet, files: RunFiles, measured: Sequence[Measured]
 ) -> dict[str, FusionResult]:
     """Metrics of the models just written, kept beside them, by fusion."""
     found = {}
@@ -322,7 +324,7 @@ def _evaluate(
     return found
 
 
-def _geometry(federation: Federation, uploads: UploadSet, files: RunFiles) -> DiagnosticsResult:
+def _geometry(federation: Simulation, uploads: UploadSet, files: RunFiles) -> DiagnosticsResult:
     """Neural collapse, CKA, cosines and distances of these members; kept beside their fusions."""
     if not federation.contract.deep:
         raise RunError(f"{files.folder} has no trained networks to diagnose; use a method that trains")

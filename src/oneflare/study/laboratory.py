@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from oneflare.simulation.stages import RunFiles, read_experiment
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.stages import read_experiment
 from oneflare.study.compare import Comparison
 from oneflare.study.inference import Spread
 from oneflare.study.studies import CheckedClaim, MethodBlock, Study, Table

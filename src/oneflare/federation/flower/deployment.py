@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from oneflare.client.observer import Observer
 from oneflare.core.files import write_text
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.flower.certificates import Certificates
@@ -40,10 +41,6 @@ CONNECTION = "here"
 START_SECONDS = 90.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^INFO *: *")
-
-
-def _ignore(text: str) -> None:
-    del text
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ class Deployment:
                 raise RunError(f"the {process} did not start; see {self.log(process)}")
             time.sleep(0.2)
 
-    def run(self, app: Path, config: Mapping[str, Any], timeout: float, say: Callable[[str], None] = _ignore) -> str:
+    def run(self, app: Path, config: Mapping[str, Any], timeout: float, observer: Observer | None = None) -> str:
         """`flwr run`: start the round, pass its log on, and return how it ended ("finished:completed" is a success)."""
         words = _pairs(config if self.closed is not None else {"nodes": "any", **config})
         started = json.loads(self.flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", words))
@@ -181,7 +178,7 @@ class Deployment:
             raise RunError(f"flwr run was refused: {started.get('error-message', started)}")
         number = str(started["run-id"])
         end = time.monotonic() + timeout
-        self._follow(number, timeout, say)
+        self._follow(number, timeout, observer or Observer())
         while not (status := self._status(number)).startswith("finished"):
             if time.monotonic() > end:
                 raise RunError(f"the round did not end within {timeout:g} s (status {status}); see {self.folder}")
@@ -192,7 +189,7 @@ class Deployment:
         listing = json.loads(self.flwr("list", CONNECTION, "--format", "json"))
         return next(str(run["status"]) for run in listing["runs"] if str(run["run-id"]) == number)
 
-    def _follow(self, number: str, timeout: float, say: Callable[[str], None]) -> None:
+    def _follow(self, number: str, timeout: float, observer: Observer) -> None:
         """Pass on the lines of `flwr log` until the round ends or the time is up."""
         process = subprocess.Popen(
             [_program("flwr"), "log", number, CONNECTION, "--stream"],
@@ -209,7 +206,7 @@ class Deployment:
                 for line in lines:
                     text = _LEVEL.sub("", _COLOUR.sub("", line.decode(errors="replace")).strip())
                     if text:
-                        say(text)
+                        observer.note(text)
         finally:
             timer.cancel()
             _end(process, signal.SIGTERM)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oneflare.client.observer import Observer
 from oneflare.simulation.engines.flower import require_flower
 
 require_flower()
@@ -51,10 +52,17 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     try:
-        coordinate(grid, Settings.of(context.run_config), context.run_id, log.info)
+        coordinate(grid, Settings.of(context.run_config), context.run_id, _Log())
     except OneFlareError as error:
         log.error("error: %s", error)
         raise
+
+
+class _Log(Observer):
+    """Writes to Flower's log, which `flwr log` shows."""
+
+    def note(self, text: str) -> None:
+        log.info(text)
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class Settings:
         )
 
 
-def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], None]) -> FusedFederation:
+def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> FusedFederation:
     """Ask the members' nodes for their uploads; fuse those that are good with the files that were taken in before.
 
     Who is not in, and why, is said and written down.
@@ -105,8 +113,8 @@ def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], No
     inbox.mkdir(parents=True, exist_ok=True)
     owners = _owners(charter, settings, files.removed())
     members = f"{len(charter.members)} members" if charter.members else "open to anybody"
-    say(f"{charter.name} ({short(charter.fingerprint)}), {members}: asking every node for its upload")
-    gathered = _collect(grid, _Round(charter, settings, owners, inbox), say)
+    observer.note(f"{charter.name} ({short(charter.fingerprint)}), {members}: asking every node for its upload")
+    gathered = _collect(grid, _Round(charter, settings, owners, inbox), observer)
     kept, removed = files.kept(), files.removed()
     intake = take_in(charter, sorted(inbox.glob("[!.]*.safetensors")), known=files.known(), fallback=kept)
     present = set(intake.uploads)
@@ -121,7 +129,7 @@ def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], No
         "refused": [verdict.to_dict() for verdict in intake.verdicts if verdict.status != "in"],
     }
     write_json(settings.federation / "flower.json", report)
-    _tell(intake, report, say)
+    _tell(intake, report, observer)
     least = settings.min_members or sum(name not in removed for name in charter.members) or 1
     if len(present) < least:
         reasons = "; ".join(gathered.left_out.values())
@@ -130,23 +138,23 @@ def coordinate(grid: Grid, settings: Settings, run: int, say: Callable[[str], No
             + (f" ({reasons})" if reasons else "")
         )
     rules = Rules(keep=True, min_members=least)
-    fused = fuse_federation(settings.federation, uploads=inbox, rules=rules, test=held_out, say=say)
+    fused = fuse_federation(settings.federation, uploads=inbox, rules=rules, test=held_out, observer=observer)
     write_card(fused)
     write_federation_page(fused)
     for name, fusion in fused.content["fusions"].items():
         scores = fusion["scores"]
         measured = f", accuracy {100 * scores['accuracy']:.1f} %" if scores else ""
-        say(f"{name}: {settings.federation / fusion['model']}{measured}")
+        observer.note(f"{name}: {settings.federation / fusion['model']}{measured}")
     return fused
 
 
-def _tell(intake: Intake, report: Mapping[str, Any], say: Callable[[str], None]) -> None:
+def _tell(intake: Intake, report: Mapping[str, Any], observer: Observer) -> None:
     for verdict in intake.verdicts:
         if verdict.status != "in":
-            say(f"{verdict.who} ({verdict.file}) is left out ({verdict.status}): {verdict.reason}")
+            observer.note(f"{verdict.who} ({verdict.file}) is left out ({verdict.status}): {verdict.reason}")
     if report["by_file"]:
-        say(f"taken in by file before this round: {', '.join(report['by_file'])}")
-    say(f"in: {', '.join(report['in']) or 'nobody'}; missing: {', '.join(report['missing']) or 'nobody'}")
+        observer.note(f"taken in by file before this round: {', '.join(report['by_file'])}")
+    observer.note(f"in: {', '.join(report['in']) or 'nobody'}; missing: {', '.join(report['missing']) or 'nobody'}")
 
 
 def _owners(charter: Charter, settings: Settings, removed: Mapping[str, str]) -> dict[int, str] | None:
@@ -197,7 +205,7 @@ class _Round:
         return sender.member
 
 
-def _collect(grid: Grid, this: _Round, say: Callable[[str], None]) -> Gathered:
+def _collect(grid: Grid, this: _Round, observer: Observer) -> Gathered:
     """One file per node in the inbox."""
     terms = this.charter.to_yaml()
 
@@ -208,12 +216,12 @@ def _collect(grid: Grid, this: _Round, say: Callable[[str], None]) -> Gathered:
             raise UploadError("the reply holds no upload")
         if len(upload) > SIZE_LIMIT:
             raise UploadError(f"the upload has {len(upload)} bytes, more than the limit of {SIZE_LIMIT}")
-        say(f"node {node} ({this.keep(node, upload)}): {len(upload)} bytes")
+        observer.note(f"node {node} ({this.keep(node, upload)}): {len(upload)} bytes")
 
-    gathered = gather(grid, lambda _: _question(terms), accept, this.terms(), say=say)
+    gathered = gather(grid, lambda _: _question(terms), accept, this.terms(), observer=observer)
     for node in sorted(set(grid.get_node_ids()) - set(this.owners or grid.get_node_ids())):
         gathered.left_out[node] = "is registered for no member of this federation and was not asked"
-        say(f"node {node} {gathered.left_out[node]}")
+        observer.note(f"node {node} {gathered.left_out[node]}")
     return gathered
 
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from oneflare.client.observer import Observer, Relay, tell
 from oneflare.core.frames import keep_lines, move_lines
 from oneflare.core.plugins import load_plugins
 from oneflare.errors import OneFlareError, RunError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Report = Callable[[Any], None]
-Work = Callable[[Task, Report], Result]
+Work = Callable[[Task, Observer], Result]
 
 ATTEMPTS = 2
 
@@ -35,41 +35,39 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _ignore(task: Any, content: Any) -> None:
-    del task, content
-
-
 def map_tasks(
     work: Work[Task, Result],
     tasks: Sequence[Task],
     *,
     workers: int,
-    on_report: Callable[[Task, Any], None] = _ignore,
-    on_result: Callable[[Task, Result], None] = _ignore,
+    observer: Observer | None = None,
+    on_result: Callable[[Result], None] | None = None,
 ) -> list[Result]:
     """Run `work` on every task, in order of the list as workers become free; results in the order of tasks.
 
-    `work` gets the task and a function that reports progress to `on_report` in this process.
+    work: gets a task and an observer whose events reach `observer`, in this process.
+    on_result: gets every result, in this process, as soon as it is there.
     """
+    observer = observer or Observer()
     if workers <= 1 or len(tasks) <= 1:
         results = []
         for task in tasks:
-            result = work(task, lambda message, task=task: on_report(task, message))  # type: ignore[misc]
-            on_result(task, result)
-            results.append(result)
+            results.append(work(task, observer))
+            if on_result is not None:
+                on_result(results[-1])
         return results
-    return _Pool(work, tasks, min(workers, len(tasks))).run(on_report, on_result)
+    return _Pool(work, tasks, min(workers, len(tasks))).run(observer, on_result)
 
 
-def run_apart(work: Callable[[Report], Result], on_report: Callable[[Any], None]) -> Result:
-    """Run one piece of work in a process of its own, which ends with this one, and report to `on_report` here."""
-    pool = _Pool(_call, [work], 1)
-    (result,) = pool.run(lambda _, message: on_report(message), _ignore)
+def run_apart(work: Callable[[Observer], Result], observer: Observer) -> Result:
+    """Run one piece of work in a process of its own, which ends with this one; its events reach `observer` here."""
+    (result,) = _Pool(call, [work], 1).run(observer, None)
     return result  # type: ignore[no-any-return]
 
 
-def _call(work: Callable[[Report], Result], report: Report) -> Result:
-    return work(report)
+def call(task: Callable[[Observer], Result], observer: Observer) -> Result:
+    """The work of `map_tasks` where every task is itself the function to call."""
+    return task(observer)
 
 
 @dataclass
@@ -96,12 +94,12 @@ class _Pool:
         theirs.close()
         return _Worker(process, ours)
 
-    def run(self, on_report: Callable[[Any, Any], None], on_result: Callable[[Any, Any], None]) -> list[Any]:
+    def run(self, observer: Observer, on_result: Callable[[Any], None] | None) -> list[Any]:
         try:
             for worker in self.workers:
                 self._give(worker)
             while len(self.results) < len(self.tasks):
-                self._collect(on_report, on_result)
+                self._collect(observer, on_result)
             return [self.results[index] for index in range(len(self.tasks))]
         finally:
             self._stop()
@@ -112,7 +110,7 @@ class _Pool:
             self.attempts[worker.task] += 1
             worker.connection.send(worker.task)
 
-    def _collect(self, on_report: Callable[[Any, Any], None], on_result: Callable[[Any, Any], None]) -> None:
+    def _collect(self, observer: Observer, on_result: Callable[[Any], None] | None) -> None:
         busy = [worker for worker in self.workers if worker.task is not None]
         ready = wait([worker.connection for worker in busy] + [worker.process.sentinel for worker in busy])
         for worker in busy:
@@ -123,12 +121,12 @@ class _Pool:
                     self._replace(worker)
                     continue
                 assert worker.task is not None
-                task = self.tasks[worker.task]
-                if kind == "report":
-                    on_report(task, content)
+                if kind == "event":
+                    tell(observer, *content)
                 elif kind == "result":
                     self.results[worker.task] = content
-                    on_result(task, content)
+                    if on_result is not None:
+                        on_result(content)
                     self._give(worker)
                 else:
                     raise content
@@ -163,13 +161,14 @@ def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any]) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_follow_parent, daemon=True).start()
+    observer = Relay(lambda event, arguments: connection.send(("event", (event, arguments))))
     while True:
         try:
             index = connection.recv()
         except EOFError:
             return
         try:
-            answer = ("result", work(tasks[index], lambda message: connection.send(("report", message))))
+            answer = ("result", work(tasks[index], observer))
         except OneFlareError as error:
             answer = ("error", error)
         except Exception as error:  # carried to the main process, where it is raised

@@ -17,7 +17,8 @@ import torch
 from oneflare.core.seeds import torch_generator
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all
 from oneflare.methods.resolve import resolve
-from oneflare.simulation.simulation import Federation, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
 from oneflare.upload import read_upload, write_upload
@@ -75,7 +76,7 @@ def fusion_growth(counts: Sequence[int], **arguments: Any) -> list[dict[str, Any
 def fuse_once(folder: Path, *, number: int, encoder: Any, images: int = 256) -> float:
     dataset = random_dataset(32, 3, images)
     settings = {"encoder": encoder, "partition": {"kind": "iid", "clients": 2}}
-    federation = Federation.build(resolve(settings), RunFiles(folder), dataset, None, None)
+    federation = Simulation.build(resolve(settings), RunFiles(folder), dataset)
     network, generator = federation.template(), torch_generator(0, "fusion benchmark")
     paths = [folder / f"{client}.safetensors" for client in range(number)]
     for client, path in enumerate(paths):

@@ -15,14 +15,16 @@ from typing import Any
 import torch
 
 from oneflare.client.cohort import Cohort
-from oneflare.client.training import ClientJob, LocalTraining, build_training
+from oneflare.client.job import ClientJob
+from oneflare.client.loop import LocalTraining, build_training
 from oneflare.core.seeds import torch_generator
 from oneflare.data import Augmentation, ClientData, Dataset, ImageSpec, Split
 from oneflare.methods.resolve import resolve
 from oneflare.nn.hardware import bfloat16_speedup, one_thread, precision_name
 from oneflare.objective import CONTROLLERS
 from oneflare.simulation.engines import default_workers
-from oneflare.simulation.simulation import Federation, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 
 
 def machine() -> dict[str, Any]:
@@ -59,7 +61,7 @@ def make_training(
     settings = {"method": method, "encoder": dict(encoder), "partition": {"kind": "iid", "clients": 1}}
     experiment = resolve(settings, {"train.batch_size": batch}, layer)
     dataset = random_dataset(size, channels, 2 * batch)
-    federation = Federation.build(experiment, RunFiles(Path("unused")), dataset, None, None)
+    federation = Simulation.build(experiment, RunFiles(Path("unused")), dataset)
     job = ClientJob(experiment, federation.contract, 0, Path("unused"), dataset.flip)
     return build_training(job, ClientData.of(dataset.train, 10))
 
@@ -167,9 +169,9 @@ def cohort_gain(*, size: int, channels: int, samples: int, clients: int = 32, re
     """How many times faster an epoch of some small clients is as one batch of models."""
     experiment = resolve({"method": "flare", "partition": {"kind": "iid", "clients": clients}})
     dataset = random_dataset(size, channels, clients * samples)
-    federation = Federation.build(experiment, RunFiles(Path("unused")), dataset, None, None)
-    jobs = [federation.job(client) for client in range(clients)]
-    data = [federation.client_data(client) for client in range(clients)]
+    federation = Simulation.build(experiment, RunFiles(Path("unused")), dataset)
+    jobs = [federation.clients.job(client) for client in range(clients)]
+    data = [federation.clients.data(client) for client in range(clients)]
     with one_thread():
         cohort = Cohort(jobs, data)
         singles = [build_training(job, part) for job, part in zip(jobs, data, strict=True)]

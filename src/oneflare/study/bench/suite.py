@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflare._version import __version__
+from oneflare.client.observer import Observer
 from oneflare.core.files import read_json, write_json
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.study.bench.growth import client_growth, fusion_growth, start_up
@@ -32,7 +33,7 @@ class BenchTarget:
 
 
 def run_suite(
-    out: Path, *, quick: bool, say: Callable[[str], None], only: Sequence[str] = ()
+    out: Path, *, quick: bool, observer: Observer, only: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[BenchTarget]]:
     """Measure everything, write `out` (JSON); `quick` leaves out what takes minutes.
 
@@ -47,7 +48,7 @@ def run_suite(
         content = (read_json(out) if out.exists() else {}) | content
         sections = {name: section for name, section in sections.items() if name in only or name not in content}
     for name, section in sections.items():
-        say(name.replace("_", " "))
+        observer.note(f"measuring {name.replace('_', ' ')}")
         content[name] = section()
         write_json(out, content)
     targets = find_targets(content)

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from oneflare.client.observer import Observer
 from oneflare.data import load
 from oneflare.fusion import FUSIONS, UploadSet, build_fusion
 from oneflare.methods.resolve import resolve
 from oneflare.metrics import evaluate
 from oneflare.nn.hardware import one_thread
-from oneflare.simulation.simulation import Federation, Observer, RunFiles
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
 from oneflare.upload import read_upload, write_upload
@@ -38,7 +40,7 @@ def communication(
         experiment = resolve(layer, {"seed": seed, "upload": {"dtype": "float32"}, "fusions": names})
         run_experiment(experiment, root / f"s{seed}")
         files = RunFiles(root / f"s{seed}")
-        federation = Federation.build(experiment, files, load(experiment.data), None, None)
+        federation = Simulation.build(experiment, files, load(experiment.data))
         summaries = [files.client(client).read_summary() for client in range(len(federation.partition.sizes))]
         with one_thread():
             sent = federation.collect([summary for summary in summaries if summary is not None], Observer())
@@ -76,7 +78,7 @@ def size_ratios() -> dict[str, float]:
     for name, width in (("resnet8", 16), ("resnet8", 32), ("resnet18", 64)):
         experiment = resolve({"encoder": {"name": name, "width": width}, "partition.kind": "iid", "clients": 2})
         dataset = random_dataset(32, 3, 20)
-        federation = Federation.build(experiment, RunFiles(Path("unused")), dataset, None, None)
+        federation = Simulation.build(experiment, RunFiles(Path("unused")), dataset)
         network, sizes = federation.template(), []
         with tempfile.TemporaryDirectory() as folder:
             for kind in ("int8", "float32"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from oneflare.client.observer import Observer
 from oneflare.core.plain import plain
 from oneflare.errors import OneFlareError
 
@@ -49,14 +50,14 @@ def gather(
     accept: Callable[[int, RecordDict], None],
     terms: Terms,
     *,
-    say: Callable[[str], None] = lambda _: None,
+    observer: Observer | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Gathered:
     """Ask every node once and hand each reply to `accept`, which keeps it or raises an error a user can act on.
 
     ask: the question to a node, None for nothing to ask of it.
     """
-    outcome = Gathered()
+    outcome, observer = Gathered(), observer or Observer()
     waiting: dict[str, int] = {}
     known: set[int] = set()
     started = time.monotonic()
@@ -83,7 +84,7 @@ def gather(
                 outcome.accepted.append(node)
             else:
                 outcome.left_out[node] = reason
-                say(f"node {node} is left out: {reason}")
+                observer.note(f"node {node} is left out: {reason}")
         now = time.monotonic()
         complete = len(known) >= terms.expected
         if not waiting and (complete or now - started >= terms.connect_seconds):
@@ -94,7 +95,7 @@ def gather(
         pause = min(1.3 * pause, LONGEST_PAUSE)
     for node in waiting.values():
         outcome.left_out[node] = f"no reply within {terms.reply_seconds:g} s"
-        say(f"node {node} is left out: {outcome.left_out[node]}")
+        observer.note(f"node {node} is left out: {outcome.left_out[node]}")
     return outcome
 
 

@@ -26,7 +26,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from oneflare.client.training import ClientFiles, ClientJob, ClientSummary, train_client
+from oneflare.client.files import ClientFiles, ClientSummary
+from oneflare.client.job import ClientJob
+from oneflare.client.observer import Observer, announce_client
+from oneflare.client.training import train_client
 from oneflare.core.files import write_bytes, write_json
 from oneflare.data import ClientData, Split
 from oneflare.errors import RunError, UploadError
@@ -39,7 +42,6 @@ DATA = "data.safetensors"
 NO_LIMIT = 14 * 86_400.0
 """seconds: clients of a simulation wait for each other, so only the user knows what is too long"""
 
-Done = Callable[[ClientSummary], None]
 Launch = Callable[[ServerApp, ClientApp, int], None]
 """runs both apps with so many nodes until the server app ends"""
 
@@ -50,12 +52,12 @@ def train_on_flower(
     parts: Sequence[np.ndarray[Any, Any]],
     folder: Path,
     *,
-    on_done: Done,
+    observer: Observer,
     workers: int,
     gpu: bool,
 ) -> list[ClientSummary]:
     """The whole simulation in one child process: Ray's threads and signal handlers end with it, however it ends."""
-    return run_apart(partial(_simulate, jobs, train, parts, folder, workers, gpu), on_done)
+    return run_apart(partial(_simulate, jobs, train, parts, folder, workers, gpu), observer)
 
 
 def _simulate(
@@ -65,9 +67,9 @@ def _simulate(
     folder: Path,
     workers: int,
     gpu: bool,
-    report: Callable[[Any], None],
+    observer: Observer,
 ) -> list[ClientSummary]:
-    return train_simulated(jobs, train, parts, folder, on_done=report, launch=ray_launch(workers, gpu))
+    return train_simulated(jobs, train, parts, folder, observer=observer, launch=ray_launch(workers, gpu))
 
 
 def train_simulated(
@@ -76,7 +78,7 @@ def train_simulated(
     parts: Sequence[np.ndarray[Any, Any]],
     folder: Path,
     *,
-    on_done: Done,
+    observer: Observer,
     launch: Launch,
 ) -> list[ClientSummary]:
     """Train every client on a node of its own; those that are complete are not asked again.
@@ -88,12 +90,12 @@ def train_simulated(
         done = ClientFiles(job.folder).read_summary()
         if done is not None:
             summaries[job.client] = done
-            on_done(done)
+            announce_client(done, job.experiment.epochs, observer)
     pending = [job for job in jobs if job.client not in summaries]
     if pending:
         scratch = folder / SCRATCH
         _write_data(scratch / DATA, train, parts)
-        server = _Server(pending, on_done)
+        server = _Server(pending, observer)
         nodes = node_app([replace(job, folder=scratch / f"{job.client:03d}") for job in pending])
         try:
             launch(server.app(), nodes, len(pending))
@@ -105,7 +107,7 @@ def train_simulated(
                 rows = parts[job.client]
                 reason = server.reasons.get(job.client, "its node never answered")
                 summary = ClientSummary(job.client, "failed", len(rows), len(train.labels[rows].unique()), reason)
-                on_done(summary)
+                announce_client(summary, job.experiment.epochs, observer)
             summaries[job.client] = summary
         if not server.reasons:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -115,11 +117,11 @@ def train_simulated(
 class _Server:
     """Gives every node one client, and writes what comes back into the run folder."""
 
-    def __init__(self, jobs: Sequence[ClientJob], on_done: Done) -> None:
+    def __init__(self, jobs: Sequence[ClientJob], observer: Observer) -> None:
         self.jobs = {job.client: job for job in jobs}
         self.free = [job.client for job in jobs]
         self.given: dict[int, int] = {}
-        self.on_done = on_done
+        self.observer = observer
         self.summaries: dict[int, ClientSummary] = {}
         self.reasons: dict[int, str] = {}
         self.stop = threading.Event()
@@ -154,7 +156,7 @@ class _Server:
             write_bytes(target.folder / name, content_bytes)
         write_json(target.summary, summary.to_dict())
         self.summaries[summary.client] = summary
-        self.on_done(summary)
+        announce_client(summary, self.jobs[summary.client].experiment.epochs, self.observer)
 
 
 def node_app(jobs: Sequence[ClientJob]) -> ClientApp:

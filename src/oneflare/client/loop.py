@@ -1,0 +1,238 @@
+"""The training loop of one client.
+
+Every random draw is named by (seed, client, purpose, epoch), so training resumes from any epoch bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oneflare.client.job import ClientJob
+from oneflare.client.start import shared_start
+from oneflare.core.config import ObjectiveConfig, TrainConfig
+from oneflare.core.files import load_state
+from oneflare.core.schedules import build_schedule, peak, restart_steps
+from oneflare.core.seeds import torch_generator
+from oneflare.data import Augmentation, ClientData
+from oneflare.errors import TrainingError
+from oneflare.nn import PrototypeNetwork, Target, build_target
+from oneflare.nn.hardware import PRECISIONS, Workload, choose_device, choose_precision, precision_name
+from oneflare.nn.optimisers import SGD, Thermostat, largest_curvature, scaled_rate, stable_rate
+from oneflare.objective import (
+    Bank,
+    Batch,
+    ClientFacts,
+    Controller,
+    Proximal,
+    Pull,
+    build_bank,
+    build_controller,
+    local_terms,
+)
+
+DIVERGED = "the loss became NaN or infinite in epoch {epoch}; lower train.lr or train.clip"
+
+
+class LocalTraining:
+    """The loop of one client. `run_epoch` advances it; `state_dict` is everything that resuming needs."""
+
+    def __init__(
+        self,
+        network: PrototypeNetwork,
+        data: ClientData,
+        augmentation: Augmentation,
+        controller: Controller,
+        target: Target | None,
+        objective: ObjectiveConfig,
+        train: TrainConfig,
+        stream: tuple[int, int],
+        bank: Bank | None = None,
+    ) -> None:
+        """stream: (seed, client), the name of this client's random numbers."""
+        self.device = choose_device(train.device)
+        workload = Workload(network.encoder, augmentation.image.channels, augmentation.image.size)
+        self.precision = choose_precision(train.precision, self.device, workload)
+        self.network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.data = data
+        self.augmentation = augmentation
+        self.controller = controller
+        self.controller.to(self.device)
+        self.target = None if target is None else target.to(self.device)
+        self.objective = objective
+        self.train = train
+        self.stream = stream
+        self.schedule = build_schedule(train.schedule)
+        self.base_lr = scaled_rate(train.lr, train.batch_size, train.lr_scale_batch)
+        self.bank = bank
+        if bank is not None:
+            bank.to(self.device)
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self.proximal = Proximal(trained, objective.proximal) if objective.proximal else None
+        self.optimizer = SGD(trained, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
+        self.batches = math.ceil(len(data) / train.batch_size)
+        self.restarts = restart_steps(self.schedule, self.total_steps) if train.momentum_reset else frozenset()
+        self.thermostat = Thermostat(train.thermostat, self.batches) if train.thermostat else None
+        self.epoch = 0
+
+    @property
+    def total_steps(self) -> int:
+        return self.train.epochs * self.batches
+
+    def lr(self, progress: float) -> float:
+        return self.base_lr * self.schedule(progress)
+
+    @property
+    def aligning(self) -> bool:
+        """Whether this epoch contrasts with the bank and does nothing else."""
+        return self.epoch < (self.objective.alignment_epochs or 0)
+
+    def run_epoch(self) -> dict[str, float]:
+        """One pass over the client's data; returns the trace row (means over the epoch's steps)."""
+        seed, client = self.stream
+        order = torch.randperm(len(self.data), generator=torch_generator(seed, client, "order", self.epoch))
+        draws = torch_generator(seed, client, "augment", self.epoch)
+        noise = torch_generator(seed, client, "thermostat", self.epoch) if self.thermostat else None
+        totals: Tensor | None = None
+        names: list[str] = []
+        correct = torch.zeros((), device=self.device)
+        progress = 0.0
+        self.network.train()
+        for index, rows in enumerate(order.tensor_split(self.batches)):
+            number = self.epoch * self.batches + index
+            progress = number / self.total_steps
+            if number in self.restarts:
+                self.optimizer.reset_momentum()
+            losses, hits = self.step(*self.views(rows, Augmentation.draw(len(rows), draws)), progress)
+            if self.thermostat is not None and noise is not None:
+                self.thermostat.step(self.optimizer, self.lr(progress), noise)
+            names = list(losses)
+            row = torch.stack(list(losses.values()))
+            totals = row if totals is None else totals + row
+            correct += hits
+        self.epoch += 1
+        if totals is None or not bool(torch.isfinite(totals).all()):
+            raise TrainingError(DIVERGED.format(epoch=self.epoch))
+        means = (totals / self.batches).tolist()
+        return {
+            "epoch": self.epoch,
+            "progress": progress,
+            "lr": self.lr(progress),
+            **dict(zip(names, means, strict=True)),
+            "accuracy": float(correct) / (2 * len(self.data)),
+            **self.controller.trace(),
+        }
+
+    def views(self, rows: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Both views of some samples `(2B, c, h, w)` and their labels `(2B,)`."""
+        images, labels = self.data.images[rows].to(self.device), self.data.labels[rows].to(self.device)
+        return self.augmentation.two_views(images, draws), labels.repeat(2)
+
+    def step(self, views: Tensor, labels: Tensor, progress: float) -> tuple[dict[str, Tensor], Tensor]:
+        """One update. views: `(2B, c, h, w)`, labels: `(2B,)`. Returns detached losses by name, and the hits."""
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+            features = self.network.encoder(views)
+        batch = self._batch(features, labels, self.network)
+        terms, local = self._local(batch)
+        pull = None if self.target is None else Pull(self.network.prototypes, self.target.at(progress))
+        loss = local if pull is None or self.aligning else self.controller.loss(local, pull.loss, progress)
+        loss.backward()
+        if pull is not None:
+            terms |= {"align": pull.loss, "conflicts": pull.apply(self.objective.pcgrad)}
+        if self.proximal is not None:
+            terms["proximal"] = self.proximal.apply()
+        self.optimizer.step(self.lr(progress))
+        if not self.aligning:
+            self.controller.step()
+        if self.bank is not None:
+            self.bank.push(batch.features, labels)
+        with torch.no_grad():
+            hits = (batch.logits.argmax(1) == labels).sum()
+        return {"local": local.detach(), **{name: term.detach() for name, term in terms.items()}}, hits
+
+    def _batch(self, features: Tensor, labels: Tensor, network: PrototypeNetwork) -> Batch:
+        return Batch(
+            nn.functional.normalize(features.float(), dim=1),
+            labels,
+            network.prototypes,
+            self.objective.supcon_temperature,
+            self.objective.proto_temperature,
+            None if self.bank is None else self.bank.pairs(),
+        )
+
+    def _local(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """The named terms, and L_local; the term of the bank is weighted already."""
+        contrast = None
+        if self.bank is not None and (self.aligning or not self.objective.alignment_epochs):
+            contrast = self.bank.contrast(batch.features, batch.supcon_temperature)
+        if contrast is not None and self.aligning:
+            return {"bank": contrast}, contrast
+        terms = local_terms(self.objective.terms, batch)
+        local = torch.stack([self.objective.terms[name] * term for name, term in terms.items()]).sum()
+        return (terms, local) if contrast is None else ({**terms, "bank": contrast}, local + contrast)
+
+    @property
+    def peak_lr(self) -> float:
+        return self.base_lr * peak(self.schedule)
+
+    def stable_lr(self) -> float:
+        """2/L of L_local on one batch, from where training is now, which it leaves untouched."""
+        seed, client = self.stream
+        rows = torch.arange(min(len(self.data), self.train.batch_size))
+        draws = Augmentation.draw(len(rows), torch_generator(seed, client, "curvature", "views"))
+        views, labels = self.views(rows, draws)
+        network = copy.deepcopy(self.network).train()
+
+        def loss() -> Tensor:
+            return self._local(self._batch(network.encoder(views), labels, network))[1]
+
+        start = torch_generator(seed, client, "curvature", "start")
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        return stable_rate(largest_curvature(loss, trained, start))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "precision": precision_name(self.precision),
+            "network": dict(self.network.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "controller": self.controller.state_dict(),
+            "thermostat": None if self.thermostat is None else self.thermostat.state_dict(),
+            "bank": None if self.bank is None else self.bank.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch = int(state["epoch"])
+        self.precision = PRECISIONS.get(state.get("precision", ""), self.precision)
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.controller.load_state_dict(state["controller"])
+        if self.thermostat is not None:
+            self.thermostat.load_state_dict(state["thermostat"])
+        if self.bank is not None:
+            self.bank.load_state_dict(state["bank"])
+
+
+def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
+    experiment, contract = job.experiment, job.contract
+    network = shared_start(experiment, contract, job.encoder)
+    train = experiment.train
+    if job.precision is not None:
+        train = train.model_copy(update={"precision": job.precision})
+    public = load_state(job.bank)["features"] if job.bank is not None and job.bank.exists() else None
+    return LocalTraining(
+        network,
+        data,
+        Augmentation.for_data(experiment.augment, contract.image, job.flip),
+        build_controller(experiment.controller, ClientFacts(tuple(data.counts.tolist()))),
+        build_target(contract.anchors, network.prototypes),
+        experiment.objective,
+        train,
+        (experiment.seed, job.client),
+        build_bank(experiment.objective.bank, contract.dim, public),
+    )

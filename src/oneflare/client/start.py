@@ -1,0 +1,79 @@
+"""From the terms of a federation to its contract, and from the contract to the network that everybody begins with.
+
+Simulations, charters and Flower all come here, so a client trains and sends the same wherever it runs.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from oneflare.core.config import Experiment
+from oneflare.core.privacy import Privacy
+from oneflare.data import ImageSpec
+from oneflare.nn import (
+    PrototypeNetwork,
+    build_anchors,
+    encoder_spec,
+    feature_map_spec,
+    freeze_prototypes,
+    initial_network,
+)
+from oneflare.upload import Contract
+from oneflare.upload.statistics import Plan
+
+
+def make_contract(
+    terms: Experiment,
+    image: ImageSpec,
+    classes: tuple[str, ...],
+    *,
+    mirror: bool,
+    federation: str,
+    encoder: nn.Module | None = None,
+) -> Contract:
+    """What every upload under these terms must look like.
+
+    mirror: whether a mirrored image keeps its label
+    federation: the digest that uploads carry, so that one made under other terms is refused
+    encoder: the user's own network, where the terms name none
+    """
+    spec = terms.encoder if encoder is not None else encoder_spec(terms.encoder, len(classes))
+    network = initial_network(spec, image.channels, image.size, len(classes), terms.seed, encoder)
+    return Contract.of(
+        network,
+        federation=federation,
+        method=terms.method,
+        encoder=spec,
+        anchors=terms.anchors,
+        image=image,
+        classes=classes,
+        statistics=statistics_plan(terms, image, mirror),
+        deep=terms.trains,
+        evidence=terms.upload.evidence,
+    )
+
+
+def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module | None) -> PrototypeNetwork:
+    """The network that every client of a federation begins with; encoder: where it is the user's own."""
+    image, classes = contract.image, len(contract.classes)
+    network = initial_network(
+        contract.encoder, image.channels, image.size, classes, experiment.seed, encoder, contract.dim
+    )
+    if experiment.objective.freeze_prototypes:
+        anchors = build_anchors(contract.anchors, classes, contract.dim)
+        assert anchors is not None
+        freeze_prototypes(network, anchors)
+    return network
+
+
+def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> Plan | None:
+    """What the statistics of this federation are; mirror: whether a mirrored image keeps its label."""
+    if experiment.analytic["name"] == "none":
+        return None
+    flip = mirror if experiment.augment.flip is None else experiment.augment.flip
+    spec = feature_map_spec(experiment.analytic, flip)
+    upload = experiment.upload
+    privacy = None
+    if upload.statistics_epsilon is not None:
+        privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
+    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy)
