@@ -34,17 +34,18 @@ def send(
     epoch: int,
     attachments: Attachments | None = None,
 ) -> None:
-    """Write the client's message, with what its switches let out."""
+    """Write the client's message, with what its switches let out; the network may be trained on afterwards."""
     attachments = attachments or Attachments()
     upload = job.experiment.upload
-    trust = None
-    if network is not None and job.experiment.train.holdout > 0:
-        trust = 0.0
-        if attachments.held_out is not None:
-            trust = calibrate(network, data.counts, attachments.held_out, job.contract)
-    evidence = None
-    if network is not None and upload.evidence:
-        evidence = measure_evidence(network, data, job.contract.image, upload.evidence)
+    trust, evidence = None, None
+    if network is not None:
+        mode = network.training
+        if job.experiment.train.holdout > 0:
+            held_out = attachments.held_out
+            trust = 0.0 if held_out is None else calibrate(network, data.counts, held_out, job.contract)
+        if upload.evidence:
+            evidence = measure_evidence(network, data, job.contract.image, upload.evidence)
+        network.train(mode)
     write_upload(
         path,
         network,
