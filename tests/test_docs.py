@@ -147,6 +147,8 @@ def test_the_switches_in_the_picture_of_privacy_exist():
     assert len(switches) >= 5
     for key, value in switches:
         settings = [f"{key}={values.get(value, value)}"]
+        if key == "upload.counts":
+            settings.append("fusions=count_prototypes")
         if key == "upload.statistics_epsilon":
             settings += ["method=analytic", "upload.counts=withheld"]
         resolve(parse_overrides(settings))

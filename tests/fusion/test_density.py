@@ -160,8 +160,10 @@ def test_flare_measures_densities_unless_told_otherwise():
     assert resolve({"method": "fafi", "fusions": "density_ratio"}).upload.evidence == ("density",)
     with pytest.raises(ConfigError, match="density_ratio needs"):
         resolve({"method": "flare", "upload": {"evidence": []}})
-    with pytest.raises(ConfigError, match="density_ratio needs"):
-        resolve({"method": "flare", "upload": {"counts": "withheld"}})
+    assert resolve({"method": "flare", "upload": {"evidence": "moments"}}).upload.evidence == ("density", "moments")
+    for counts, other in (("withheld", "feature_mean"), ("noised", "count_prototypes")):
+        with pytest.raises(ConfigError, match=f"needs exact averages.*fusions={other}"):
+            resolve({"method": "flare", "upload": {"counts": counts}})
 
 
 def test_saved_and_exported_models_give_the_same_answers(federation, tmp_path):

@@ -11,7 +11,7 @@ from hospitals import TINY, digits, tiny_charter, typed
 from oneflare.data import ClientData, Split
 from oneflare.data.images import Damaged
 from oneflare.federation.ledger import Ledger
-from oneflare.federation.member import MemberData, make_upload, upload_notes
+from oneflare.federation.member import Envelope, MemberData, make_upload_in, upload_notes
 from oneflare.federation.page import _privacy
 from oneflare.upload import read_layout, read_tensors
 from oneflare.upload.disclosure import disclose
@@ -21,7 +21,7 @@ from reliability.record import record_door
 ANALYTIC = {"method": "analytic", "analytic": {"name": "random_conv", "filters": 3}}
 SWITCHES = {
     "exact": TINY,
-    "noised": TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.05}},
+    "noised": TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.05}, "fusions": "count_prototypes"},
     "withheld": TINY | {"upload": {"counts": "withheld"}, "fusions": "feature_mean"},
     "moments": TINY | {"upload": {"counts": "withheld", "evidence": "moments,gram"}, "fusions": "feature_mean"},
     "statistics": ANALYTIC,
@@ -68,7 +68,8 @@ def upload_of(settings, number: int, folder):
     charter = tiny_charter(settings=settings)
     out = folder / f"{number}.safetensors"
     notes = upload_notes(charter, MemberData(data, (), (Damaged("scan.png", "is cut short"),)))
-    make_upload(charter, data, out, member="north", ledger=Ledger(folder / f"{number}.ledger"), notes=notes)
+    envelope = Envelope("north", None, notes)
+    make_upload_in(envelope, charter, data, out, ledger=Ledger(folder / f"{number}.ledger"))
     manifest, sizes = read_layout(out)
     return charter, data, manifest, sizes, read_tensors(out, manifest)
 

@@ -101,12 +101,22 @@ def complete(experiment: Experiment) -> Experiment:
 
 
 def with_density(experiment: Experiment) -> Experiment:
-    """With `upload.evidence=density` where a named fusion needs it, unless the experiment says what clients measure."""
+    """With `density` among what clients measure where a named fusion needs it.
+
+    An `upload.evidence` that is given and empty stays empty: then the fusion is refused.
+    """
     upload = experiment.upload
-    wanted = any("density" in build_fusion(spec).needs for spec in experiment.fusions)
-    if "evidence" in upload.model_fields_set or not wanted or upload.counts != "exact" or not experiment.trains:
+    wanted = [spec["name"] for spec in experiment.fusions if "density" in build_fusion(spec).needs]
+    withheld = "evidence" in upload.model_fields_set and not upload.evidence
+    if not wanted or not experiment.trains or withheld:
         return experiment
-    measured = UploadConfig.model_validate(upload.model_dump() | {"evidence": ("density",)})
+    if upload.counts != "exact":
+        other = "count_prototypes" if upload.counts == "noised" else "feature_mean"
+        raise ConfigError(
+            f"upload.counts={upload.counts}: fusion {wanted[0]} needs exact averages over a client's images, which "
+            f"give the class counts away; choose another fusion, for example fusions={other}"
+        )
+    measured = UploadConfig.model_validate(upload.model_dump() | {"evidence": (*upload.evidence, "density")})
     return experiment.model_copy(update={"upload": measured})
 
 
