@@ -55,7 +55,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from oneflare.simulation.stages import run_experiment
 
     folder = tmp_path_factory.mktemp("tiny") / "run"
-    run_experiment(resolve(TINY, {"method": "flare"}), folder)
+    fusions = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
+    run_experiment(resolve(TINY, {"method": "flare", "fusions": fusions}), folder)
     return folder
 
 

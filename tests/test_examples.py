@@ -27,7 +27,7 @@ PRINTED = {
     "fuse_folder.py": r"count_prototypes +(?P<accuracy>[\d.]+) %, 4 passes per image",
     "own_arrays.py": r"count_prototypes +(?P<accuracy>[\d.]+) %",
     "own_controller.py": r"count_prototypes +(?P<points>[+-][\d.]+) points against FLARE",
-    "own_encoder.py": r"count_prototypes: (?P<accuracy>[\d.]+) %, [\d,]+ parameters in all members",
+    "own_encoder.py": r"density_ratio: (?P<accuracy>[\d.]+) %, [\d,]+ parameters in all members",
     "own_fusion.py": r"loudest +(?P<accuracy>[\d.]+) %",
 }
 """what each example shows of the part that it adds"""

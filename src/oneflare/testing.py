@@ -213,6 +213,7 @@ def _tiny_run(folder: Path, settings: dict[str, Any]) -> Any:
         "partition": {"clients": 3, "alpha": 0.3},
         "encoder": {"name": "conv4", "width": 4},
         "train": {"epochs": 1, "snapshots": 0},
+        "fusions": "average",
         "workers": 1,
     }
     return run_experiment(resolve(base, settings), folder / "run")

@@ -112,7 +112,7 @@ def test_run_prints_tables_and_says_where_the_files_are(tmp_path):
     outcome = oneflare("run", *TINY_WORDS, "--out", "here", cwd=tmp_path)
     assert outcome.returncode == 0, outcome.stderr
     assert "samples per client and class" in outcome.stderr
-    assert "count_prototypes *" in outcome.stdout
+    assert "density_ratio *" in outcome.stdout
     assert "files: here" in outcome.stdout
     assert (tmp_path / "here" / "result.json").exists()
 
@@ -135,12 +135,12 @@ def test_a_narrow_terminal_loses_no_name_and_no_figure():
     table = Table()
     for name in ("fusion", "accuracy %", "balanced %", "worst class %", "calibration error %", "passes", "parameters"):
         table.add_column(name)
-    table.add_row("count_prototypes *", "11.1", "11.2", "0.0", "12.4", "2", "154,850")
+    table.add_row("density_ratio *", "11.1", "11.2", "0.0", "12.4", "2", "154,850")
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     console.print(fitted(console, table))
     shown = console.file.getvalue()
     assert "…" not in shown
-    assert "count_prototypes *" in shown
+    assert "density_ratio *" in shown
     assert "154,850" in shown
     assert max(map(len, shown.splitlines())) <= 80
 

@@ -227,8 +227,8 @@ def indefinite(values: torch.Tensor) -> torch.Tensor:
         ("gradients.prototypes", lambda t: t.index_fill(0, torch.tensor([0]), -1), "negative number on its diagonal"),
         ("inputs.prototypes", lambda t: indefinite(t), "not positive semidefinite"),
         ("gradients.prototypes", lambda t: indefinite(t), "not positive semidefinite"),
-        ("inputs.prototypes", lambda t: 5 * t, "reaches 5, where features of length one allow 1"),
-        ("fisher.prototypes", lambda t: t + 7, "where features of length one allow 1"),
+        ("inputs.prototypes", lambda t: 5 * t, "reaches 5, where honest features allow 1"),
+        ("fisher.prototypes", lambda t: t + 7, "where honest features allow 1"),
         ("moments.variance", lambda t: t + 1, "where unit features have 1"),
         ("gradients.prototypes", lambda t: None, "is missing"),
         ("surprise", lambda t: torch.zeros(1), "is not a field"),
@@ -266,9 +266,10 @@ def test_mistakes_are_named_before_training():
 
 
 def test_absent_evidence_leaves_the_run_its_name():
-    assert resolve(TINY).training_digest() == resolve(TINY, {"upload.evidence": []}).training_digest()
-    assert resolve(TINY, {"upload.evidence": "gram,fisher"}).upload.evidence == ("fisher", "gram")
-    assert resolve(TINY).training_digest() != resolve(TINY, {"upload.evidence": "fisher"}).training_digest()
+    base = {**TINY, "fusions": "feature_mean"}
+    assert resolve(base).training_digest() == resolve(base, {"upload.evidence": []}).training_digest()
+    assert resolve(base, {"upload.evidence": "gram,fisher"}).upload.evidence == ("fisher", "gram")
+    assert resolve(base).training_digest() != resolve(base, {"upload.evidence": "fisher"}).training_digest()
 
 
 def test_clients_that_train_together_measure_too(tmp_path):

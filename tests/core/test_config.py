@@ -68,7 +68,7 @@ def test_an_option_that_is_absent_leaves_the_digest_alone():
 
 
 def test_digest_ignores_where_and_how_uploads_are_used():
-    base = resolve({})
+    base = resolve({"fusions": "feature_mean"})
     assert base.training_digest() == resolve({"workers": 3, "fusions": "ensemble"}).training_digest()
     assert base.training_digest() != resolve({"train.lr": 0.04}).training_digest()
     assert resolve({"method": "fafi"}).partition_digest() == resolve({"method": "flare"}).partition_digest()
@@ -100,7 +100,11 @@ def test_digest_ignores_where_and_how_uploads_are_used():
         (["controller.valve=0.001"], "too weak to hold lambda_max=50; use at least 0.01"),
         (["controller.floor=-1"], "must not be negative"),
         (["anchors=none"], "set anchors=etf or anchors=random"),
-        (["upload.counts=withheld"], "fusion count_prototypes needs counts, which the uploads withhold"),
+        (["upload.counts=withheld"], "choose another fusion, for example fusions=feature_mean"),
+        (
+            ["upload.counts=withheld", "fusions=count_prototypes"],
+            "fusion count_prototypes needs counts, which the uploads withhold",
+        ),
     ],
 )
 def test_a_mistake_is_one_clear_line_before_any_work(overrides, message):

@@ -100,13 +100,13 @@ def test_one_is_tampered_with_and_named_the_others_go_on(hospitals, federation):
         "| north | 60 |",
         "Missing: east.",
         "does not match its digest",
-        "robust_prototypes",
+        "density_ratio",
     ):
         assert text in card.replace("\\", "")
     page = (federation / "report.html").read_text()
     assert "does not match its digest" in page
     assert "Reading digits." in page
-    accuracy = content["fusions"]["robust_prototypes"]["scores"]["accuracy"]
+    accuracy = content["fusions"]["density_ratio"]["scores"]["accuracy"]
     assert 0 <= accuracy <= 1
     assert f"accuracy {100 * accuracy:.1f} %" in outcome.stdout
 

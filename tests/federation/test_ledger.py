@@ -20,7 +20,7 @@ PRIVATE = {
     "analytic": {"name": "random_conv", "filters": 3},
     "upload": {"statistics_epsilon": 1.0, "counts": "withheld"},
 }
-NOISED = TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.5}}
+NOISED = TINY | {"upload": {"counts": "noised", "counts_epsilon": 0.5}, "fusions": "count_prototypes"}
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,10 @@ from oneflare.fusion import (
     offered_fields,
 )
 from oneflare.fusion.features.sums import counted_prototypes, noise_features
-from oneflare.fusion.trust.suspects import STRETCH
 from oneflare.models.base import Task
 from oneflare.models.members import Member, MemberModel
 from oneflare.models.rules.redistribution import Redistribution
-from oneflare.models.rules.sums import EVEN, BoundedFeatureSum, FeatureSum, informative_weights
+from oneflare.models.rules.sums import EVEN, STRETCH, BoundedFeatureSum, FeatureSum, informative_weights
 from oneflare.models.rules.votes import ProbabilityMean
 from oneflare.upload import read_upload, write_upload
 

@@ -167,6 +167,7 @@ class TwoClients:
             evidence["fisher.prototypes"] = torch.zeros_like(network.prototypes)
             evidence["fisher.prototypes"][:2, :2] = information
             evidence["class_means"] = torch.zeros_like(network.prototypes.detach())
+            evidence["density.means"] = torch.zeros_like(network.prototypes.detach())
             path = tmp_path / f"two-{client}.safetensors"
             counts = data_counts[client]
             options = {"client": client, "counts": counts, "epoch": 1, "evidence": evidence}

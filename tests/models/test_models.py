@@ -20,12 +20,12 @@ import torch
 from PIL import Image
 
 from hospitals import COMMAND, NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
-from oneflare.cli.models import export as exporting
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import FUSIONS, build_fusion, load_model
 from oneflare.fusion.base import single_network_fusions
 from oneflare.metrics import score
+from oneflare.models import onnx as exporting
 from oneflare.models.onnx import INPUT, LOGITS, PROBABILITIES, TOLERANCE, export_onnx
 from shared import SHORT
 

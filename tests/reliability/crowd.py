@@ -12,7 +12,11 @@ from oneflare.federation.charter import Charter
 from oneflare.upload import seal_upload, write_upload
 
 MADE = "2026-01-01T00:00:00+00:00"
-TINY = {"encoder": {"name": "conv4", "width": 2}, "train": {"epochs": 2, "batch_size": 32}}
+TINY = {
+    "encoder": {"name": "conv4", "width": 2},
+    "train": {"epochs": 2, "batch_size": 32},
+    "fusions": ["robust_prototypes"],
+}
 
 
 def charter_of(members: dict[str, str | None] | None = None) -> Charter:

@@ -75,7 +75,7 @@ def fusion_growth(counts: Sequence[int], **arguments: Any) -> list[dict[str, Any
 
 def fuse_once(folder: Path, *, number: int, encoder: Any, images: int = 256) -> float:
     dataset = random_dataset(32, 3, images)
-    settings = {"encoder": encoder, "partition": {"kind": "iid", "clients": 2}}
+    settings = {"encoder": encoder, "partition": {"kind": "iid", "clients": 2}, "fusions": "average"}
     federation = Simulation.build(resolve(settings), RunFiles(folder), dataset)
     network, generator = federation.template(), torch_generator(0, "fusion benchmark")
     paths = [folder / f"{client}.safetensors" for client in range(number)]
