@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from oneflare.core.config import DataConfig
 from oneflare.data import load
-from oneflare.errors import ConfigError
+from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import FUSIONS, QUIET, Fused, Fusion, Suspect, build_fusion
 from oneflare.metrics import evaluate, fuse_timed, score
+from oneflare.study.attacks import counts_of, network_of, overflowing
+from oneflare.upload import read_upload, write_upload
 
 TEST = load(DataConfig(test_size=40)).test
 STUDENT = {
@@ -106,3 +110,42 @@ def test_an_evaluation_needs_no_more_passes_than_there_are_members(tiny_uploads,
     assert sum(passes) == len(tiny_uploads) * len(TEST.labels)
     assert len({tuple(one.model.logits(TEST.images).flatten().tolist()) for one in found}) == 3
     assert torch.isfinite(found[0].model.logits(TEST.images)).all()
+
+
+@pytest.fixture
+def overflowing_member(tiny_uploads, tmp_path):
+    """The same federation with one member whose weights are finite and whose answers are not."""
+    first = tiny_uploads.uploads[0]
+    network, counts = overflowing(network_of(tiny_uploads, first), counts_of(first), 0)
+    path = tmp_path / "overflowing.safetensors"
+    write_upload(path, network, tiny_uploads.contract, client=first.client, counts=counts, epoch=2)
+    sent = read_upload(path, tiny_uploads.contract)
+    return dataclasses.replace(tiny_uploads, uploads=(sent, *tiny_uploads.uploads[1:])), first.client
+
+
+def test_a_network_without_finite_answers_is_refused_and_the_remedy_named(registered, tiny_uploads):
+    class Enormous(type(build_fusion({"name": "average"}))):
+        """the average, so large that its answers overflow"""
+
+        def fuse(self, uploads, workspace=QUIET):
+            fused = super().fuse(uploads, workspace)
+            with torch.no_grad():
+                for parameter in fused.model.network.encoder.parameters():
+                    parameter.mul_(1e30)
+            return fused
+
+    registered("enormous", Enormous)
+    with pytest.raises(UploadError, match=r"no finite answer.*leave that member out"):
+        fuse_timed({"name": "enormous"}, tiny_uploads)
+
+
+def test_a_member_that_overflows_is_named_and_the_others_answer(overflowing_member, tiny_uploads):
+    uploads, client = overflowing_member
+    images = load(DataConfig(test_size=40)).test.images
+    fused = fuse_timed({"name": "robust_prototypes"}, uploads).fused
+    assert [suspect.client for suspect in fused.suspects if suspect.left_out] == [client]
+    alone = fuse_timed({"name": "robust_prototypes"}, tiny_uploads.without({client})).fused
+    assert torch.allclose(fused.model.logits(images), alone.model.logits(images), atol=1e-5)
+    plain = fuse_timed({"name": "feature_mean"}, uploads).model
+    assert bool(torch.isfinite(plain.logits(images)).all())
+    assert plain.remarks() == ["member 1 of 3 gave no usable answer to 40 images and had no say on them"]

@@ -44,6 +44,8 @@ def predict(
         raise ConfigError("--json and --csv exclude each other")
     loaded = load(model, fusion, key)
     rows = list(classify(loaded, image_files(images)))
+    for remark in loaded.remarks():
+        show.note(f"warning: {remark}")
     if json:
         show.as_json({"model": str(model), "predictions": rows})
     elif csv:
@@ -113,6 +115,8 @@ def evaluate(
         return
     for note in local.notes:
         show.note(f"note: {note}")
+    for remark in loaded.remarks():
+        show.note(f"warning: {remark}")
     show.line(
         f"{sum(counts.values())} images: accuracy {100 * scores.accuracy:.1f} %, balanced "
         f"{100 * scores.balanced_accuracy:.1f} %, worst class {100 * scores.worst_class:.1f} %, "

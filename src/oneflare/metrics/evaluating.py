@@ -7,14 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oneflare.data import Split
-from oneflare.errors import ConfigError
+from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import QUIET, Fused, GlobalModel, UploadSet, Workspace, build_fusion, logits_of_all, made_by
+from oneflare.fusion.trust.probes import probe_images
 from oneflare.metrics.classification import Scores, score
 from oneflare.metrics.retention import Retention, retention
+from oneflare.models.members import MemberModel
 
+PROBES = 8
+"""pictures on which a fused network must give finite answers"""
 Spec = Mapping[str, Any]
 """name and options of a fusion"""
 
@@ -82,7 +87,23 @@ def fuse_timed(spec: Spec, uploads: UploadSet, workspace: Workspace = QUIET) -> 
     seconds = time.monotonic() - started
     if not isinstance(fused, Fused):
         raise ConfigError(f"fusion {spec['name']}: fuse() returned a {type(fused).__name__}; return Fused(model)")
+    _check_finite(str(spec["name"]), fused)
     return TimedFusion(spec, fused, fused.seconds_before + seconds, origin)
+
+
+def _check_finite(name: str, fused: Fused) -> None:
+    """Refuse a model without finite answers: weights that are finite one by one can overflow together."""
+    model = fused.model
+    if isinstance(model, MemberModel):  # leaves a member that overflows out of every single answer
+        return
+    if bool(torch.isfinite(model.logits(probe_images(model.task.image, PROBES))).all()):
+        return
+    suspects = "; ".join(str(suspect) for suspect in fused.suspects)
+    raise UploadError(
+        f"fusion {name}: the fused model gives no finite answer, because of the weights of some member"
+        + (f" ({suspects})" if suspects else "")
+        + "; leave that member out, or use a fusion that asks every member, such as density_ratio"
+    )
 
 
 def evaluate(

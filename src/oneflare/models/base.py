@@ -114,6 +114,10 @@ class GlobalModel(ABC):
         image = self.task.image
         return torch.zeros(1, image.channels, image.size, image.size, dtype=torch.uint8)
 
+    def remarks(self) -> list[str]:
+        """What whoever asked the model should know about its answers so far; nothing, for most models."""
+        return []
+
     def check_images(self, images: Tensor) -> None:
         wanted = (self.task.image.channels, self.task.image.size, self.task.image.size)
         if images.ndim != 4 or tuple(images.shape[1:]) != wanted:

@@ -91,13 +91,21 @@ class MemberModel(GlobalModel):
         self.rule = rule
         self.encoder = encoder
         self.unanswered = [0] * len(self.members)
-        """images of the last `logits` to which each member gave no usable feature, and had no say"""
+        """images so far to which each member gave no usable feature, so that it had no say on them"""
 
     @property
     def cost(self) -> Cost:
         own = sum(p.numel() for p in self.encoder.parameters())
         rule_size = sum(value.numel() for value in vars(self.rule).values() if isinstance(value, Tensor))
         return Cost(own * len(self.members) + rule_size, len(self.members))
+
+    def remarks(self) -> list[str]:
+        """What whoever asked should know: members whose networks overflowed on some images."""
+        return [
+            f"member {index + 1} of {len(self.members)} gave no usable answer to {count} images and had no say on them"
+            for index, count in enumerate(self.unanswered)
+            if count
+        ]
 
     def start(self, images: Tensor, batch_size: int) -> Tensor:
         """The rule's accumulator, before any member has seen the images."""
@@ -180,7 +188,7 @@ def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size:
                         model.rule.add(state, rows, index, features)
         for name, model, state in zip(names, group, states, strict=True):
             result[name] = model.rule.finish(state)
-            model.unanswered = list(unanswered)
+            model.unanswered = [before + now for before, now in zip(model.unanswered, unanswered, strict=True)]
     return result
 
 
