@@ -31,6 +31,8 @@ TINY = {
     "train": {"epochs": 2, "batch_size": 32, "snapshots": 1},
     "workers": 1,
 }
+SERVERS = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
+"""fusions of the tiny run: uploads that tests write by hand then need no evidence"""
 
 
 def same_answers(answers: torch.Tensor, logits: torch.Tensor) -> bool:
@@ -55,8 +57,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from oneflare.simulation.stages import run_experiment
 
     folder = tmp_path_factory.mktemp("tiny") / "run"
-    fusions = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
-    run_experiment(resolve(TINY, {"method": "flare", "fusions": fusions}), folder)
+    run_experiment(resolve(TINY, {"method": "flare", "fusions": SERVERS}), folder)
     return folder
 
 

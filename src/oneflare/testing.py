@@ -197,7 +197,7 @@ def tiny_uploads(folder: Path, settings: dict[str, Any] | None = None) -> Upload
     from oneflare.simulation.simulation import Simulation
     from oneflare.simulation.stages import read_experiment
 
-    result = _tiny_run(folder, settings or {})
+    result = _tiny_run(folder, {"fusions": "average"} | (settings or {}))
     experiment, files = read_experiment(result.folder), RunFiles(result.folder)
     federation = Simulation.build(experiment, files, load(experiment.data))
     found = [files.client(client).read_summary() for client in range(experiment.partition.clients)]
@@ -213,7 +213,6 @@ def _tiny_run(folder: Path, settings: dict[str, Any]) -> Any:
         "partition": {"clients": 3, "alpha": 0.3},
         "encoder": {"name": "conv4", "width": 4},
         "train": {"epochs": 1, "snapshots": 0},
-        "fusions": "average",
         "workers": 1,
     }
     return run_experiment(resolve(base, settings), folder / "run")

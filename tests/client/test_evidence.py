@@ -252,13 +252,19 @@ def test_a_mean_of_a_class_without_images_is_refused(federation, written):
         read_upload(path, federation.contract)
 
 
+PLAIN = {"fusions": "feature_mean"}
+
+
 def test_mistakes_are_named_before_training():
     for settings, reason in (
         ({"upload.evidence": "fishr"}, "unknown evidence 'fishr'; did you mean 'fisher'"),
-        ({"upload.evidence": "class_means", "upload.counts": "withheld"}, "class_means reveals which classes"),
-        ({"upload.evidence": "kronecker", "upload.counts": "withheld"}, "kronecker reveals which classes"),
-        ({"upload.evidence": "moments", "upload.counts": "noised"}, "averages over a client's images give their num"),
-        ({"train.holdout": 0.1, "upload.counts": "noised"}, "follows from the exact class counts"),
+        ({"upload.evidence": "class_means", "upload.counts": "withheld", **PLAIN}, "class_means reveals which classes"),
+        ({"upload.evidence": "kronecker", "upload.counts": "withheld", **PLAIN}, "kronecker reveals which classes"),
+        (
+            {"upload.evidence": "moments", "upload.counts": "noised", **PLAIN},
+            "averages over a client's images give their num",
+        ),
+        ({"train.holdout": 0.1, "upload.counts": "noised", **PLAIN}, "follows from the exact class counts"),
         ({"method": "analytic", "upload.evidence": "fisher"}, "no network to measure"),
     ):
         with pytest.raises(ConfigError, match=reason):

@@ -356,6 +356,7 @@ def wait_until(condition, seconds: float = 180) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.soak
 def test_a_superlink_and_three_supernodes(tmp_path):
     charter = make_federation(tmp_path)
     with Deployment(tmp_path / "deployment") as deployment:

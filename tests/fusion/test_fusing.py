@@ -201,6 +201,7 @@ def assert_same_models(one, two):
         assert metrics[0]["accuracy"] == metrics[1]["accuracy"]
 
 
+@pytest.mark.soak
 def test_leaving_is_never_having_been_there_and_coming_late_is_having_always_been(rich_run, tmp_path):
     whole, never = (shutil.copytree(rich_run, tmp_path / name) for name in ("whole", "never"))
     content = json.loads((never / "result.json").read_text())

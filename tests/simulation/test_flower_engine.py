@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import TINY
+from conftest import SERVERS, TINY
 from oneflare.simulation.engines.flower import require_flower
 from shared import hearing
 
@@ -51,7 +51,7 @@ def train_here(federation: Simulation, launch=launch_here, observer=None) -> lis
 
 
 def federation_in(folder: Path, **more) -> Simulation:
-    experiment = resolve(TINY, {"method": "flare", "engine": "flower"}, more)
+    experiment = resolve(TINY, {"method": "flare", "fusions": SERVERS, "engine": "flower"}, more)
     return Simulation.build(experiment, RunFiles(folder), load(experiment.data))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import oneflare
-from conftest import TINY
+from conftest import SERVERS, TINY
 from oneflare.client.observer import Observer
 from oneflare.core.config import merge
 from oneflare.data import load
@@ -64,7 +64,7 @@ def test_the_result_has_what_the_command_line_promises(tiny_run):
 
 def test_same_settings_same_figures_for_any_number_of_workers(tmp_path, tiny_run):
     for workers in (1, 2, 3):
-        result = start(tmp_path / str(workers), {"method": "flare", "workers": workers})
+        result = start(tmp_path / str(workers), {"method": "flare", "fusions": SERVERS, "workers": workers})
         assert figures(result) == figures(read_result(tiny_run))
 
 
@@ -73,7 +73,7 @@ def test_a_complete_run_is_not_repeated(tiny_run):
         def begin(self, *arguments):
             pytest.fail("began again")
 
-    again = start(tiny_run, {"method": "flare"}, observer=Loud())
+    again = start(tiny_run, {"method": "flare", "fusions": SERVERS}, observer=Loud())
     assert again.complete_before
     assert again.to_dict() == read_result(tiny_run).to_dict()
 

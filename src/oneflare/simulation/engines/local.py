@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 Work = Callable[[Task, Observer], Result]
 
 ATTEMPTS = 2
+STOP_SECONDS = 5.0
+"""after which a worker that was told to stop is killed"""
 
 
 def default_workers() -> int:
@@ -85,7 +87,8 @@ class _Pool:
         self.waiting = deque(range(len(tasks)))
         self.attempts = [0] * len(tasks)
         self.results: dict[int, Any] = {}
-        self.workers = [self._start() for _ in range(workers)]
+        self.wanted = workers
+        self.workers: list[_Worker] = []
 
     def _start(self) -> _Worker:
         ours, theirs = self.context.Pipe()
@@ -96,6 +99,8 @@ class _Pool:
 
     def run(self, observer: Observer, on_result: Callable[[Any], None] | None) -> list[Any]:
         try:
+            for _ in range(self.wanted):  # a signal may arrive between two of them
+                self.workers.append(self._start())
             for worker in self.workers:
                 self._give(worker)
             while len(self.results) < len(self.tasks):
@@ -150,7 +155,10 @@ class _Pool:
             worker.connection.close()
             worker.process.terminate()
         for worker in self.workers:
-            worker.process.join()
+            worker.process.join(STOP_SECONDS)
+            if worker.process.is_alive():  # it was told to stop before it could listen
+                worker.process.kill()
+                worker.process.join()
 
 
 def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any]) -> None:
