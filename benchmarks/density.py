@@ -1,0 +1,71 @@
+"""Fusions on the same uploads, over seeds: `python -m benchmarks.density RUNS NAME` reads the run folders in RUNS, which
+`oneflare compare METHODS --out RUNS` or several `oneflare run --out RUNS/...` have left, and writes
+`results/density/NAME.json` and `.md`: accuracy by method, fusion and seed, with what made it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from oneflare.core.files import write_json, write_text
+from oneflare.simulation.stages import read_result
+
+RESULTS = Path(__file__).parents[1] / "results" / "density"
+
+
+def collect(runs: Path) -> dict[str, Any]:
+    """Every finished run below a folder."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted(runs.glob("*/result.json")):
+        found = read_result(path.parent).content
+        rows.append(
+            {
+                "method": found.method,
+                "seed": found.seed,
+                "data": found.data.name,
+                "train": found.data.train,
+                "partition": {"alpha": found.partition.alpha, "clients": found.partition.clients},
+                "partition_digest": found.partition.digest,
+                "encoder": found.encoder,
+                "epochs": found.epochs,
+                "precision": found.precision,
+                "oneflare": found.oneflare,
+                "accuracy": {name: fusion.accuracy for name, fusion in found.fusions.items()},
+                "calibration_error": {name: fusion.calibration_error for name, fusion in found.fusions.items()},
+            }
+        )
+    return {"runs": rows}
+
+
+def table(content: dict[str, Any], command: str) -> str:
+    """Mean and deviation over seeds, methods by fusions."""
+    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in content["runs"]:
+        for name, accuracy in row["accuracy"].items():
+            cells[row["method"], name].append(100 * accuracy)
+    fusions = list(dict.fromkeys(name for _, name in cells))
+    lines = [f"Test accuracy in per cent, mean ± deviation over seeds. Made by `{command}`.", ""]
+    lines += [f"| method | {' | '.join(fusions)} |", "|---|" + "---:|" * len(fusions)]
+    for method in dict.fromkeys(method for method, _ in cells):
+        values = [cells.get((method, name), []) for name in fusions]
+        shown = [
+            "–" if not some else f"{statistics.fmean(some):.1f} ± {statistics.stdev(some) if len(some) > 1 else 0:.1f}"
+            for some in values
+        ]
+        lines.append(f"| {method} ({len(values[0])} seeds) | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(runs: str, name: str, *command: str) -> None:
+    content = collect(Path(runs)) | {"command": " ".join(command)}
+    write_json(RESULTS / f"{name}.json", content)
+    write_text(RESULTS / f"{name}.md", table(content, content["command"]))
+    print((RESULTS / f"{name}.md").read_text())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
