@@ -1,4 +1,4 @@
-"""Fusions on the same uploads, over seeds: `python -m benchmarks.density RUNS NAME` reads the run folders in RUNS, which
+"""Fusions on the same uploads, over seeds: `python -m benchmarks.density RUNS NAME` reads the run folders in RUNS that
 `oneflare compare METHODS --out RUNS` or several `oneflare run --out RUNS/...` have left, and writes
 `results/density/NAME.json` and `.md`: accuracy by method, fusion and seed, with what made it.
 """
