@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oneflare.errors import ConfigError
 from oneflare.objective import CONTROLLERS, ClientFacts, build_controller
 from oneflare.objective.controllers.base import entropy_lambda
-from oneflare.objective.controllers.meta_loss import MetaLoss
+from oneflare.objective.controllers.valve import MetaLoss
 
 FACTS = ClientFacts((10, 10, 5, 0))
 

@@ -14,8 +14,8 @@ from oneflare.federation.ledger import Ledger
 from oneflare.federation.member import Envelope, MemberData, make_upload_in, upload_notes
 from oneflare.federation.page import _privacy
 from oneflare.upload import read_layout, read_tensors
+from oneflare.upload.checking import _FIELDS
 from oneflare.upload.disclosure import disclose
-from oneflare.upload.reading import _FIELDS
 from reliability.record import record_door
 
 ANALYTIC = {"method": "analytic", "analytic": {"name": "random_conv", "filters": 3}}

@@ -12,7 +12,7 @@ from typing import Any
 from oneflare.core.plain import plain
 from oneflare.errors import UploadError
 from oneflare.federation.charter import Charter
-from oneflare.federation.roster import Sender, identify
+from oneflare.federation.identity import Sender, identify
 from oneflare.fusion import offered_fields
 from oneflare.upload import Upload, read_manifest, read_upload
 
@@ -211,7 +211,7 @@ def take_in(
     """Examine files; `explicit` ones were named by the coordinator.
 
     late: uploads made after the deadline count. carriers: file -> the member whose connection delivered it, see
-    `roster.identify`. fallback: MEMBER.safetensors, examined for members that sent nothing usable.
+    `identity.identify`. fallback: MEMBER.safetensors, examined for members that sent nothing usable.
     """
     desk = _Desk(charter, known or UploadHistory(), late, carriers or {})
     for path in explicit:

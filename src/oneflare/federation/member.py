@@ -34,8 +34,8 @@ from oneflare.data.labelled import left_out_note
 from oneflare.data.local import LocalData, read_local
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
+from oneflare.federation.identity import in_future
 from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
-from oneflare.federation.roster import in_future
 from oneflare.nn.hardware import one_thread
 from oneflare.upload import read_manifest, seal_upload
 from oneflare.upload.signing import SigningKey

@@ -4,6 +4,7 @@
 used, `tensors` copies them into memory before they are compared with their digests, `message` is the verified upload.
 """
 
+from oneflare.upload.checking import notes_of, read_layout, read_manifest
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -16,7 +17,6 @@ from oneflare.upload.contract import (
     Contract,
 )
 from oneflare.upload.message import Upload, read_prototypes, read_tensors, read_upload, read_weights
-from oneflare.upload.reading import notes_of, read_layout, read_manifest
 from oneflare.upload.writing import disclose, seal_upload, shrink, write_upload
 
 __all__ = [

@@ -15,6 +15,18 @@ from torch import Tensor
 from oneflare.core.files import digest_of
 from oneflare.core.strict import strict_json
 from oneflare.errors import MemberFault, UploadError
+from oneflare.upload.checking import (
+    ALTERED,
+    check_counts,
+    check_layout,
+    check_manifest,
+    check_statistics,
+    digest_holds,
+    implausible,
+    notes_of,
+    parse_manifest,
+    read_header,
+)
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -30,18 +42,6 @@ from oneflare.upload.contract import (
 from oneflare.upload.evidence import FIELDS as EVIDENCE_FIELDS
 from oneflare.upload.evidence import complaint as evidence_complaint
 from oneflare.upload.evidence import offers
-from oneflare.upload.reading import (
-    ALTERED,
-    check_counts,
-    check_layout,
-    check_manifest,
-    check_statistics,
-    digest_holds,
-    implausible,
-    notes_of,
-    parse_manifest,
-    read_header,
-)
 from oneflare.upload.statistics import Statistics, unpack
 from oneflare.upload.tensors import StoredTensor, copied_tensors, open_upload, tensor_entries
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from oneflare.core.files import digest_of, tensor_digest, write_bytes
 from oneflare.core.noise import Words, discrete_laplace, system_words
 from oneflare.nn import PrototypeNetwork
+from oneflare.upload.checking import parse_manifest, read_header
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -28,7 +29,6 @@ from oneflare.upload.contract import (
     Contract,
     plan_of,
 )
-from oneflare.upload.reading import parse_manifest, read_header
 
 BATCHES = "num_batches_tracked"
 EPSILON_STEPS = 1 << 40

@@ -23,9 +23,9 @@ from oneflare.errors import ConfigError, OneFlareError, RunError, UploadError, d
 from oneflare.federation.charter import Charter, read_charter, short  # noqa: E402
 from oneflare.federation.coordinator import FusedFederation, Rules, fuse_federation  # noqa: E402
 from oneflare.federation.flower.nodes import read_nodes  # noqa: E402
+from oneflare.federation.identity import identify  # noqa: E402
 from oneflare.federation.intake import Intake, take_in  # noqa: E402
 from oneflare.federation.page import write_card, write_federation_page  # noqa: E402
-from oneflare.federation.roster import identify  # noqa: E402
 from oneflare.federation.versions import FederationFiles  # noqa: E402
 from oneflare.simulation.engines.flower.gather import Gathered, Terms, gather  # noqa: E402
 from oneflare.simulation.engines.flower.records import UPLOAD, question, read_answer  # noqa: E402

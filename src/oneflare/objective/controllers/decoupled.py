@@ -12,8 +12,8 @@ from torch import Tensor
 
 from oneflare.core.schedules import ScheduleSpec, build_schedule
 from oneflare.objective.controllers.base import CONTROLLERS, ClientFacts
-from oneflare.objective.controllers.meta_loss import NO_GUARDS, MetaLoss
 from oneflare.objective.controllers.sigma import SigmaController
+from oneflare.objective.controllers.valve import NO_GUARDS, MetaLoss
 
 
 class DecoupledController(SigmaController):

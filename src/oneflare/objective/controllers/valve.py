@@ -1,4 +1,4 @@
-"""The meta-loss that every learned lambda shares, with its guards, and its minimum in closed form."""
+"""The valve and the other guards of a learned lambda, in the meta-loss that every such lambda shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The roster of members: it ties each name to a client number, a key and a Flower node.
+"""Establishes who an upload is from: it ties each name to a client number, a key and a Flower node.
 
 Every way by which uploads come in (files in a folder, replies of Flower's nodes) asks `identify`. Whoever is later
 suspected, removed or missed is named by what it answers, never by what a file says about itself.
