@@ -216,11 +216,16 @@ def _in_child(work: Callable[[], list[list[float]]]) -> list[list[float]] | None
             code = 0
         os._exit(code)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        ready, _, _ = select.select([pipe], [], [], LONGEST_SECONDS)
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-        words = pipe.read()
+    try:
+        with os.fdopen(reading, "rb") as pipe:
+            ready, _, _ = select.select([pipe], [], [], LONGEST_SECONDS)
+            if not ready:
+                os.kill(child, signal.SIGKILL)
+            words = pipe.read()
+    except BaseException:  # an interrupted command leaves no process behind
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return None if os.WTERMSIG(status) in CRASHES else [[1.0, 1.0]]

@@ -7,6 +7,7 @@ process dies, its workers follow, so a restarted run never meets an old one.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 import pickle
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ Result = TypeVar("Result")
 Work = Callable[[Task, Observer], Result]
 
 ATTEMPTS = 2
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 STOP_SECONDS = 5.0
 """after which a worker that was told to stop is killed"""
 
@@ -99,8 +101,9 @@ class _Pool:
 
     def run(self, observer: Observer, on_result: Callable[[Any], None] | None) -> list[Any]:
         try:
-            for _ in range(self.wanted):  # a signal may arrive between two of them
-                self.workers.append(self._start())
+            for _ in range(self.wanted):
+                with _uninterrupted():
+                    self.workers.append(self._start())
             for worker in self.workers:
                 self._give(worker)
             while len(self.results) < len(self.tasks):
@@ -147,7 +150,8 @@ class _Pool:
             cause = "was killed (out of memory?)" if code == -signal.SIGKILL else f"ended with code {code}"
             raise RunError(f"a worker process {cause} twice on the same task; set workers=1 and run again to go on")
         self.waiting.appendleft(worker.task)
-        self.workers[self.workers.index(worker)] = replacement = self._start()
+        with _uninterrupted():
+            self.workers[self.workers.index(worker)] = replacement = self._start()
         self._give(replacement)
 
     def _stop(self) -> None:
@@ -161,13 +165,28 @@ class _Pool:
                 worker.process.join()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait: one that arrives while a worker is being started would leave it without anybody who ends it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):  # the worker was started while signals had to wait
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     import torch
 
     load_plugins()  # a spawned worker starts without the parts of the user's modules
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_follow_parent, daemon=True).start()
     observer = Relay(lambda event, arguments: connection.send(("event", (event, arguments))))
     while True:
