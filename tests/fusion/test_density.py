@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_t
 from sklearn.covariance import OAS
 
-from conftest import TINY
 from oneflare.client.background import FEWEST, WAYS, background, quarter_turn, scrambled_phases, shuffled_quadrants
 from oneflare.client.density import measure_density
 from oneflare.core.config import DataConfig
@@ -18,12 +17,11 @@ from oneflare.core.seeds import torch_generator
 from oneflare.data import ClientData, load, prepare
 from oneflare.data.dataset import to_unit
 from oneflare.errors import ConfigError, MemberFault, UploadError
-from oneflare.fusion import UploadSet, build_fusion, load_model
+from oneflare.fusion import build_fusion, load_model
 from oneflare.fusion.density.ratio import densities, oracle_shrinkage, shrunk
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
-from oneflare.simulation.stages import run_experiment
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint, unpack_symmetric
 
 DIGITS = load(DataConfig(train_size=200, test_size=60))
@@ -36,21 +34,6 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def covariance(d: int, seed: int = 0) -> torch.Tensor:
     factor = drawn(d, d + 3, seed=seed)
     return factor @ factor.T / d
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory) -> UploadSet:
-    """Three members with evidence of densities, as a run leaves them."""
-    from oneflare.client.observer import Observer
-    from oneflare.simulation.files import RunFiles
-    from oneflare.simulation.simulation import Simulation
-
-    experiment = resolve(TINY, {"method": "flare", "epochs": 3, "train.snapshots": 0})
-    folder = tmp_path_factory.mktemp("density") / "run"
-    run_experiment(experiment, folder)
-    files = RunFiles(folder)
-    run = Simulation.build(experiment, files, load(experiment.data))
-    return run.collect([files.client(client).read_summary() for client in range(3)], Observer())
 
 
 def test_log_densities_are_scipys_up_to_a_constant_of_the_dimension():
@@ -86,11 +69,11 @@ def test_shrunk_covariances_are_positive_definite_even_of_a_single_image(images,
     assert float(torch.linalg.eigvalsh(found[0])[0]) > 0
 
 
-def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation):
-    network = federation.template
+def test_what_a_client_measures_are_numpys_moments_of_rooted_features(knowing_members):
+    network = knowing_members.template
     network.eval()
     data = ClientData.of(DIGITS.train.take(torch.arange(90)), 10)
-    image = federation.contract.image
+    image = knowing_members.contract.image
     found = measure_density(network, data, image)
     with torch.no_grad():
         raw = network.encoder(prepare(data.images, image)).double().numpy()
@@ -109,16 +92,16 @@ def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation
     assert complaint(found, data.counts) is None
 
 
-def test_the_fused_scores_are_the_equation(federation):
+def test_the_fused_scores_are_the_equation(knowing_members):
     """Member by member and class by class with SciPy, from what the uploads hold."""
     images = DIGITS.test.images[:20]
-    model = federation.members(DensityRatio.of(*densities(federation, federation.counts, 0.5)))
+    model = knowing_members.members(DensityRatio.of(*densities(knowing_members, knowing_members.counts, 0.5)))
     found = model.logits(images).double()
-    counts, d = federation.counts, federation.contract.dim
+    counts, d = knowing_members.counts, knowing_members.contract.dim
     total, say = np.zeros((20, 10)), np.zeros(10)
     with torch.no_grad():
-        for index, (upload, encoder) in enumerate(zip(federation, federation.encoders(), strict=True)):
-            raw = encoder(prepare(images, federation.contract.image)).double()
+        for index, (upload, encoder) in enumerate(zip(knowing_members, knowing_members.encoders(), strict=True)):
+            raw = encoder(prepare(images, knowing_members.contract.image)).double()
             u = (raw.sign() * raw.abs().sqrt()).numpy()
             part = {name: tensor.double() for name, tensor in upload.evidence("density.").items()}
             n, held = counts[index].sum(), (counts[index] > 0).sum()
@@ -166,16 +149,16 @@ def test_flare_measures_densities_unless_told_otherwise():
             resolve({"method": "flare", "upload": {"counts": counts}})
 
 
-def test_saved_and_exported_models_give_the_same_answers(federation, tmp_path):
-    model = build_fusion({"name": "density_ratio"}).fuse(federation).model
+def test_saved_and_exported_models_give_the_same_answers(knowing_members, tmp_path):
+    model = build_fusion({"name": "density_ratio"}).fuse(knowing_members).model
     images = DIGITS.test.images[:30]
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").predict(images), model.predict(images))
     assert export_onnx(model, tmp_path / "model.onnx").difference < 1e-4
 
 
-def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch):
-    original = type(federation.uploads[0]).evidence
+def test_a_member_whose_background_says_nothing_is_named(knowing_members, monkeypatch):
+    original = type(knowing_members.uploads[0]).evidence
 
     def flat(upload, prefix=""):
         found = original(upload, prefix)
@@ -183,9 +166,9 @@ def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch
             found = {name: torch.zeros_like(tensor) if name == BACKGROUND else tensor for name, tensor in found.items()}
         return found
 
-    monkeypatch.setattr(type(federation.uploads[0]), "evidence", flat)
+    monkeypatch.setattr(type(knowing_members.uploads[0]), "evidence", flat)
     with pytest.raises(MemberFault, match="answers every background image alike") as caught:
-        densities(federation, federation.counts, 0.5)
+        densities(knowing_members, knowing_members.counts, 0.5)
     assert caught.value.client == 1
     assert isinstance(caught.value, UploadError)
 
