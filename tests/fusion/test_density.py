@@ -18,7 +18,7 @@ from oneflare.data import ClientData, load, prepare
 from oneflare.data.dataset import to_unit
 from oneflare.errors import ConfigError, MemberFault, UploadError
 from oneflare.fusion import build_fusion, load_model
-from oneflare.fusion.density.ratio import densities, oracle_shrinkage, shrunk
+from oneflare.fusion.density.ratio import densities, expected_ratios, oracle_shrinkage, sharpness, shrunk
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
@@ -67,6 +67,37 @@ def test_shrunk_covariances_are_positive_definite_even_of_a_single_image(images,
     samples = drawn(images, d, seed=seed)
     found = shrunk((samples.T @ samples / images)[None], torch.tensor([float(images)]), 0.5)
     assert float(torch.linalg.eigvalsh(found[0])[0]) > 0
+
+
+def test_expected_ratios_are_those_of_images_drawn_from_the_moments(knowing_members):
+    """The mean over 4,000 draws of u ~ N(m_c, W); taking densities at the mean distance is off by a few per cent."""
+    weights, classes, background, bound = densities(knowing_members, knowing_members.counts)
+    found = expected_ratios(knowing_members, classes, background)
+    rule = DensityRatio.of(weights, classes, background, 1e9)
+    assert bound < 1e9
+    for member, upload in enumerate(knowing_members):
+        part = upload.evidence("density.")
+        within = unpack_symmetric(part[WITHIN]) + 1e-12 * torch.eye(part[BACKGROUND_MEAN].shape[0])
+        values, vectors = torch.linalg.eigh(within)
+        half = vectors * values.clamp(min=0).sqrt()
+        for label in torch.nonzero(knowing_members.counts[member]).flatten().tolist():
+            u = part[DENSITY_MEANS][label].double() + drawn(4000, len(half), seed=label) @ half.T
+            ratios = rule.ratios(member, (u.sign() * u.square()).float())[:, label] / len(half) ** 0.5
+            assert float(found[member, label]) == pytest.approx(float(ratios.mean()), rel=0.1, abs=0.2)
+
+
+def test_answers_are_as_sure_as_the_law_says_and_otherwise_unchanged(knowing_members):
+    held = knowing_members.counts > 0
+    assert sharpness(torch.full(held.shape, 1.0), held) == pytest.approx(2.2)
+    assert sharpness(torch.full(held.shape, 256.0), held) == pytest.approx(2.2 / 8)
+    assert sharpness(torch.full(held.shape, -3.0), held) == sharpness(torch.full(held.shape, 0.01), held)
+    images = DIGITS.test.images[:20]
+    parts = densities(knowing_members, knowing_members.counts)
+    plain = knowing_members.members(DensityRatio.of(*parts)).logits(images)
+    beta = sharpness(expected_ratios(knowing_members, *parts[1:3]), held)
+    fused = build_fusion({"name": "density_ratio"}).fuse(knowing_members).model.logits(images)
+    assert beta != pytest.approx(1)
+    assert torch.allclose(fused, beta * plain, rtol=1e-5)
 
 
 def test_what_a_client_measures_are_numpys_moments_of_rooted_features(knowing_members):

@@ -55,7 +55,8 @@ class LengthGate(EnergyGate):
     """knowledge = log |f|: networks answer images that they know with longer features"""
 
     def knowledge(self, member: int, features: Tensor, logits: Tensor) -> Tensor:
-        return features.norm(dim=1).clamp(min=1e-12).log()
+        knowledge: Tensor = features.norm(dim=1).clamp(min=1e-12).log()
+        return knowledge
 
 
 @rule
@@ -83,7 +84,8 @@ class RatioGate(EnergyGate):
         classes = Gaussians(self.classes_whitening, self.classes_centres, self.classes_spread, self.classes_level)
         against = Gaussians(self.against_whitening, self.against_centres, self.against_spread, self.against_level)
         own = torch.where(self.held[member] > 0, classes.log_densities(member, roots), -torch.inf).amax(1)
-        return (own - against.log_densities(member, roots)[:, 0]) / features.shape[1] ** 0.5
+        knowledge: Tensor = (own - against.log_densities(member, roots)[:, 0]) / features.shape[1] ** 0.5
+        return knowledge
 
 
 @rule
@@ -102,4 +104,5 @@ class VirtualLogitGate(EnergyGate):
 
     def knowledge(self, member: int, features: Tensor, logits: Tensor) -> Tensor:
         beside = (signed_root(features) - self.middle[member]) @ self.residual[member].T
-        return logits.logsumexp(1) - beside.norm(dim=1)
+        knowledge: Tensor = logits.logsumexp(1) - beside.norm(dim=1)
+        return knowledge
