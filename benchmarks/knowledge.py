@@ -2,7 +2,7 @@
 
 `python -m benchmarks.knowledge RUN...` reads finished runs whose uploads hold densities and asks every fusion about
 images of the training file that nobody trained on (test images where all training images were used, as with the
-digits). Each score gets the best of three sharpnesses, which favours it. Writes `results/density/knowledge.json`, `.md`.
+digits). Each score gets the best of three sharpnesses, which favours it. Writes `results/density/knowledge.json`.
 """
 
 from __future__ import annotations
