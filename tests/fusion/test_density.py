@@ -19,7 +19,8 @@ from oneflare.data import ClientData, load, prepare
 from oneflare.data.dataset import to_unit
 from oneflare.errors import ConfigError, MemberFault, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.density.ratio import densities, oracle_shrinkage, shrunk
+from oneflare.fusion.densities import member_densities, oracle_shrinkage, shrunk
+from oneflare.fusion.density.ratio import density_rule
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
@@ -112,9 +113,9 @@ def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation
 def test_the_fused_scores_are_the_equation(federation):
     """Member by member and class by class with SciPy, from what the uploads hold."""
     images = DIGITS.test.images[:20]
-    model = federation.members(DensityRatio.of(*densities(federation, federation.counts, 0.5)))
+    model = federation.members(DensityRatio.of(*density_rule(federation, federation.counts, 0.5)))
     found = model.logits(images).double()
-    counts, d = federation.counts, federation.contract.dim
+    counts, d, bound = federation.counts, federation.contract.dim, member_densities(federation).bound
     total, say = np.zeros((20, 10)), np.zeros(10)
     with torch.no_grad():
         for index, (upload, encoder) in enumerate(zip(federation, federation.encoders(), strict=True)):
@@ -131,7 +132,7 @@ def test_the_fused_scores_are_the_equation(federation):
                 scale = (1 + 1 / counts[index, label]) * within
                 ratio = multivariate_t(part[DENSITY_MEANS][label].numpy(), scale.numpy(), df=FREEDOM).logpdf(u) - base
                 weight = float(counts[index, label].sqrt())
-                total[:, label] += weight * np.clip(ratio, -d, d)
+                total[:, label] += weight * np.clip(ratio, -bound, bound)
                 say[label] += weight
     present = say > 0
     assert np.allclose(found.numpy()[:, present], total[:, present] / say[present] / d**0.5, atol=2e-3)
@@ -185,7 +186,7 @@ def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch
 
     monkeypatch.setattr(type(federation.uploads[0]), "evidence", flat)
     with pytest.raises(MemberFault, match="answers every background image alike") as caught:
-        densities(federation, federation.counts, 0.5)
+        member_densities(federation)
     assert caught.value.client == 1
     assert isinstance(caught.value, UploadError)
 
