@@ -29,7 +29,7 @@ from oneflare.study.attacks import (
     write_study,
 )
 from oneflare.study.audit import audit_run
-from oneflare.upload import seal_upload, write_upload
+from oneflare.upload import Contents, seal_upload, write_upload
 from shared import hearing
 
 MEMBERS, PROBES, CLASSES, DIM = 6, 40, 4, 8
@@ -161,7 +161,7 @@ def test_the_server_names_the_suspect(tmp_path):
         upload_of(charter, inbox / f"{name}.safetensors", name)
     network, counts = ATTACKS["sign_flip"](charter.template(), torch.full((10,), 9), 0)
     plain = tmp_path / "plain"
-    write_upload(plain, network, charter.contract, client=charter.client("mallory"), counts=counts, epoch=2)
+    write_upload(plain, network, charter.contract, Contents(client=charter.client("mallory"), counts=counts, epoch=2))
     seal_upload(plain, inbox / "mallory.safetensors", member="mallory", created="2026-01-01T00:00:00+00:00")
     said: list[str] = []
     content = fuse_federation(tmp_path / "federation", uploads=inbox, observer=hearing(said)).content

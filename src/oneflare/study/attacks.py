@@ -38,6 +38,7 @@ from oneflare.study.lies import LIES, claiming_more, rewritten
 from oneflare.upload import (
     EVIDENCE,
     STATISTICS,
+    Contents,
     Contract,
     Upload,
     read_tensors,
@@ -242,16 +243,14 @@ def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: 
             network, counts = attack(network_of(honest, upload), counts_of(upload), experiment.seed + client)
             path = folder / name / f"{client:03d}.safetensors"
             rest = read_tensors(upload.path, upload.manifest)
-            write_upload(
-                path,
-                network,
-                contract,
+            contents = Contents(
                 client=client,
                 counts=counts,
                 epoch=int(upload.manifest["epoch"]),
                 statistics={n.removeprefix(STATISTICS): t for n, t in rest.items() if n.startswith(STATISTICS)},
                 evidence={n.removeprefix(EVIDENCE): t for n, t in rest.items() if n.startswith(EVIDENCE)},
             )
+            write_upload(path, network, contract, contents)
             poisoned[name][client] = _received(path, contract)
     for name, (needed, lie) in LIES.items():
         able = [upload for upload in theirs.values() if any(n.startswith(needed) for n in upload.entries)]
