@@ -20,8 +20,9 @@ from PIL import Image
 from starlette.requests import Request
 
 from hospitals import TINY, make, tiny_charter, typed
-from oneflare.core.config import DataConfig, Experiment, Pixels, validate
+from oneflare.core.config import DataConfig, Experiment, Pixels
 from oneflare.core.files import digest_of
+from oneflare.core.layers import validate
 from oneflare.data import ImageSpec, from_arrays, given_data, load
 from oneflare.data.images import Tally, decode, decode_all
 from oneflare.data.labelled import DamagedImages

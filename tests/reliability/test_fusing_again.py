@@ -11,7 +11,7 @@ import pytest
 from crowd import charter_of, upload_of
 
 from hospitals import typed
-from oneflare.cli.federation import admit
+from oneflare.cli.server import admit
 from oneflare.errors import RunError
 from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.coordinator import Rules, fuse_federation

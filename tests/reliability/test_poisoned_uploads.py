@@ -16,18 +16,8 @@ from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import build_fusion
 from oneflare.fusion.trust.suspects import agreement, capped, evened, judge, way_cosine
 from oneflare.methods.resolve import resolve
-from oneflare.study.attacks import (
-    ATTACKS,
-    BUDGET,
-    KINDS,
-    LABEL_FLIP,
-    NOBODY,
-    SWAPPED,
-    VEHICLES,
-    attack_study,
-    build_scene,
-    write_study,
-)
+from oneflare.study.attack_study import BUDGET, VEHICLES, attack_study, write_study
+from oneflare.study.attacks import ATTACKS, KINDS, LABEL_FLIP, NOBODY, SWAPPED, build_scene
 from oneflare.study.audit import audit_run
 from oneflare.upload import Contents, seal_upload, write_upload
 from shared import hearing

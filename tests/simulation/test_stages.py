@@ -11,7 +11,7 @@ from torch import nn
 import oneflare
 from conftest import SERVERS, TINY
 from oneflare.client.observer import Observer
-from oneflare.core.config import merge
+from oneflare.core.layers import merge
 from oneflare.data import load
 from oneflare.errors import ConfigError, DataError, RunError
 from oneflare.methods import METHODS

@@ -116,6 +116,14 @@ def disclosure(content: Disclosure) -> None:
     console.print(table)
 
 
+def told(fused: FusedFederation, *, json: bool, quiet: bool) -> None:
+    """What a command says of a fusion: one JSON object, tables and lines, or nothing."""
+    if json:
+        as_json(fused.content)
+    elif not quiet:
+        fused_federation(fused)
+
+
 def fused_federation(fused: FusedFederation) -> None:
     """Who is in, who is missing, who was refused and why; then the model."""
     content, console = fused.content, console_for()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflare.core.config import CodeConfig, Experiment, Layer, TrainConfig, UploadConfig, expand, merge, validate
+from oneflare.core.config import CodeConfig, Experiment, TrainConfig, UploadConfig
+from oneflare.core.layers import Layer, expand, merge, validate
 from oneflare.core.plugins import load_plugins
 from oneflare.core.registry import Registry, sources_used
 from oneflare.core.schedules import SCHEDULES, build_schedule
