@@ -155,9 +155,9 @@ def test_the_server_names_the_suspect(tmp_path):
     seal_upload(plain, inbox / "mallory.safetensors", member="mallory", created="2026-01-01T00:00:00+00:00")
     said: list[str] = []
     content = fuse_federation(tmp_path / "federation", uploads=inbox, observer=hearing(said)).content
-    assert list(content["suspects"]) == ["mallory"]
+    assert list(content.suspects) == ["mallory"]
     assert any(line.startswith("mallory is suspect: its prototypes agree") for line in said)
-    assert content["headline"] == "robust_prototypes"
+    assert content.headline == "robust_prototypes"
 
 
 @pytest.mark.soak
