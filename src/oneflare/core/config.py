@@ -113,6 +113,9 @@ class DataConfig(Section):
     pixels: Pixels | None = Field(
         None, description="what the numbers in image files of a folder mean; default: 8 bits, see Pixels"
     )
+    skip_damaged: bool | None = Field(
+        None, description="leave out images of a folder that cannot be used, and note how many; default: refuse them"
+    )
     test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
     seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
     public: int | None = Field(
@@ -317,7 +320,7 @@ class Experiment(Section):
 
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""
-        absent = {key for key in ("public", "pixels") if getattr(self.data, key) is None}
+        absent = {key for key in ("public", "pixels", "skip_damaged") if getattr(self.data, key) is None}
         return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(), self.seed])
 
 

@@ -10,6 +10,7 @@ from oneflare.core.plugins import load_plugins
 from oneflare.core.registry import Registry, sources_used
 from oneflare.core.schedules import SCHEDULES, build_schedule
 from oneflare.data import PARTITIONS, SOURCES
+from oneflare.data.sources import check_reading
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.fusion import FUSIONS, build_fusion, check_needs, offered_fields
 from oneflare.methods.additions import check_additions, complete_objective
@@ -53,6 +54,7 @@ def complete(experiment: Experiment) -> Experiment:
     """Check every named part and write out its options."""
     if experiment.data.name != ARRAYS:
         SOURCES[experiment.data.name]
+    check_reading(experiment.data)
     if not experiment.partition.kind.startswith("flwr:") and experiment.partition.kind != "given":
         PARTITIONS[experiment.partition.kind]
     for term in experiment.objective.terms:
