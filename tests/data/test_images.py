@@ -297,13 +297,13 @@ def test_a_run_goes_on_without_damaged_images_if_it_is_told_to(scans, tmp_path, 
     for name in ("a/cut.png", "b/patient0/cut.png"):
         write(scans, scan(1)[:60], name)
     terms = ["data=folder", f"data.path={scans}", "data.image_size=8", "data.pixels.low=600", "data.pixels.high=3700"]
-    words = ["run", *terms, "method=analytic", "clients=2", "--out", str(tmp_path / "run"), "--quiet"]
-    code, _, err = typed(capsys, *words)
+    words = ["run", *terms, "method=analytic", "clients=2", "--quiet", "--out"]
+    code, _, err = typed(capsys, *words, str(tmp_path / "refused"))
     assert code == 2
     assert err.count("\n") == 1
     assert "2 of 26 images cannot be used" in err
     assert "data.skip_damaged=true" in err
-    code, _, err = typed(capsys, *words, "data.skip_damaged=true")
+    code, _, err = typed(capsys, *words, str(tmp_path / "run"), "data.skip_damaged=true")
     assert code == 0, err
     content = json.loads((tmp_path / "run" / "result.json").read_text())
     assert content["data"]["train"] + content["data"]["test"] == 24

@@ -24,7 +24,15 @@ from oneflare.data import Augmentation, ClientData
 from oneflare.errors import TrainingError
 from oneflare.nn import PrototypeNetwork, Target, build_target
 from oneflare.nn.hardware import PRECISIONS, Workload, choose_device, choose_precision, precision_name
-from oneflare.nn.optimisers import SGD, Thermostat, largest_curvature, scaled_rate, stable_rate
+from oneflare.nn.optimisers import (
+    SGD,
+    StepSettings,
+    Thermostat,
+    build_optimiser,
+    largest_curvature,
+    scaled_rate,
+    stable_rate,
+)
 from oneflare.objective import (
     Bank,
     Batch,
@@ -83,7 +91,8 @@ class LocalTraining:
             self.bank.to(self.device)
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self.proximal = Proximal(trained, objective.proximal) if objective.proximal else None
-        self.optimizer = SGD(trained, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
+        settings = StepSettings(train.momentum, train.weight_decay, train.clip)
+        self.optimizer = build_optimiser(train.optimiser, trained, settings)
         self.batches = math.ceil(len(data) / train.batch_size)
         self.restarts = restart_steps(self.schedule, self.total_steps) if train.momentum_reset else frozenset()
         self.thermostat = Thermostat(train.thermostat, self.batches) if train.thermostat else None
@@ -119,6 +128,7 @@ class LocalTraining:
                 self.optimizer.reset_momentum()
             losses, hits = self.step(*self.views(rows, Augmentation.draw(len(rows), draws)), progress)
             if self.thermostat is not None and noise is not None:
+                assert isinstance(self.optimizer, SGD)  # the only one that the thermostat is for
                 self.thermostat.step(self.optimizer, self.lr(progress), noise)
             names = list(losses)
             row = torch.stack(list(losses.values()))

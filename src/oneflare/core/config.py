@@ -189,7 +189,8 @@ class TrainConfig(Section):
         None, ge=1, description="batch size for which lr was chosen; the rate follows batch_size in proportion"
     )
     check_lr: bool = Field(False, description="estimate 2/L at the start and warn where the peak rate exceeds it")
-    momentum: float = Field(0.9, ge=0, lt=1)
+    optimiser: Component | None = Field(None, description="sgd, adam, adamw or one of your own; default: sgd")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
     momentum_reset: bool = Field(False, description="velocity to zero where the schedule restarts")
     thermostat: float = Field(
         0.0,
