@@ -177,7 +177,9 @@ def test_the_robust_default_withstands_what_makes_the_plain_one_collapse(tmp_pat
 
 @pytest.mark.soak
 def test_the_audit_of_the_page_on_privacy(tmp_path):
-    record("audit", audit_figures(tmp_path))
+    content = audit_figures(tmp_path)
+    record("audit", content)
+    assert {row["method"] for row in content["rows"]} == {"flare", "analytic"}
 
 
 def audit_figures(folder: Path) -> dict:
