@@ -25,7 +25,11 @@ SOURCES: Registry[Dataset] = Registry("data set")
 
 
 def load(config: DataConfig) -> Dataset:
-    """The data set an experiment names, already reduced to the wanted sizes."""
+    """The data set that an experiment names, reduced to the sizes that it asks for.
+
+    A registered source is a function from a `DataConfig` to a `Dataset` with all its images. It reads what it needs from
+    the settings (`path`, `image_size`, ...) and raises DataError with a remedy where the data cannot be had.
+    """
     dataset = SOURCES[config.name].factory(config)
     return dataset.subset(config.train_size, config.test_size, config.seed).set_aside(config.public, config.seed)
 
@@ -58,7 +62,7 @@ def digits(config: DataConfig) -> Dataset:
 
 @dataclass(frozen=True)
 class HubLayout:
-    """Columns, splits and pixel constants of a data set as its hub page has them."""
+    """Where a data set is on the Hugging Face hub: its columns and splits, and the constants of its pixels."""
 
     folder: str
     hub: str
