@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,8 @@ from oneflare.data import ClientData, load, prepare
 from oneflare.data.dataset import to_unit
 from oneflare.errors import ConfigError, MemberFault, UploadError
 from oneflare.fusion import build_fusion, load_model
-from oneflare.fusion.density.ratio import densities, expected_ratios, oracle_shrinkage, sharpness, shrunk
+from oneflare.fusion.densities import member_densities, oracle_shrinkage, shrunk
+from oneflare.fusion.density.ratio import rule_parts
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
@@ -70,34 +73,36 @@ def test_shrunk_covariances_are_positive_definite_even_of_a_single_image(images,
 
 
 def test_expected_ratios_are_those_of_images_drawn_from_the_moments(knowing_members):
-    """The mean over 4,000 draws of u ~ N(m_c, W); taking densities at the mean distance is off by a few per cent."""
-    weights, classes, background, bound = densities(knowing_members, knowing_members.counts)
-    found = expected_ratios(knowing_members, classes, background)
-    rule = DensityRatio.of(weights, classes, background, 1e9)
-    assert bound < 1e9
+    """The mean over 4,000 draws of u ~ N(m_c, S_0); taking densities at the mean distance is off by a few per cent."""
+    densities, counts = member_densities(knowing_members), knowing_members.counts
     for member, upload in enumerate(knowing_members):
         part = upload.evidence("density.")
-        within = unpack_symmetric(part[WITHIN]) + 1e-12 * torch.eye(part[BACKGROUND_MEAN].shape[0])
-        values, vectors = torch.linalg.eigh(within)
+        n, held, d = counts[member].sum(), (counts[member] > 0).sum(), knowing_members.contract.dim
+        prior = unpack_symmetric(part[BACKGROUND]).trace() / d * torch.eye(d)
+        values, vectors = torch.linalg.eigh((n * unpack_symmetric(part[WITHIN]) + prior) / (n - held + 1))
         half = vectors * values.clamp(min=0).sqrt()
-        for label in torch.nonzero(knowing_members.counts[member]).flatten().tolist():
+        for label in torch.nonzero(counts[member]).flatten().tolist():
             u = part[DENSITY_MEANS][label].double() + drawn(4000, len(half), seed=label) @ half.T
-            ratios = rule.ratios(member, (u.sign() * u.square()).float())[:, label] / len(half) ** 0.5
-            assert float(found[member, label]) == pytest.approx(float(ratios.mean()), rel=0.1, abs=0.2)
+            ratios = densities.ratios(member, (u.sign() * u.square()).float())[:, label]
+            found = float(densities.expected[member, label])
+            assert found == pytest.approx(float(ratios.mean()), rel=0.15, abs=0.5)
 
 
 def test_answers_are_as_sure_as_the_law_says_and_otherwise_unchanged(knowing_members):
-    held = knowing_members.counts > 0
-    assert sharpness(torch.full(held.shape, 1.0), held) == pytest.approx(2.2)
-    assert sharpness(torch.full(held.shape, 256.0), held) == pytest.approx(2.2 / 8)
-    assert sharpness(torch.full(held.shape, -3.0), held) == sharpness(torch.full(held.shape, 0.01), held)
+    densities = member_densities(knowing_members)
+    root = knowing_members.contract.dim**0.5
+
+    def sharpness(ratio: float) -> float:
+        return dataclasses.replace(densities, expected=torch.full_like(densities.expected, ratio * root)).sharpness
+
+    assert sharpness(1.0) == pytest.approx(2.2)
+    assert sharpness(256.0) == pytest.approx(2.2 / 8)
+    assert sharpness(-3.0) == sharpness(0.01)
     images = DIGITS.test.images[:20]
-    parts = densities(knowing_members, knowing_members.counts)
-    plain = knowing_members.members(DensityRatio.of(*parts)).logits(images)
-    beta = sharpness(expected_ratios(knowing_members, *parts[1:3]), held)
+    plain = knowing_members.members(DensityRatio.of(*rule_parts(densities, knowing_members.counts))).logits(images)
     fused = build_fusion({"name": "density_ratio"}).fuse(knowing_members).model.logits(images)
-    assert beta != pytest.approx(1)
-    assert torch.allclose(fused, beta * plain, rtol=1e-5)
+    assert densities.sharpness != pytest.approx(1)
+    assert torch.allclose(fused, densities.sharpness * plain, rtol=1e-5)
 
 
 def test_what_a_client_measures_are_numpys_moments_of_rooted_features(knowing_members):
@@ -126,9 +131,10 @@ def test_what_a_client_measures_are_numpys_moments_of_rooted_features(knowing_me
 def test_the_fused_scores_are_the_equation(knowing_members):
     """Member by member and class by class with SciPy, from what the uploads hold."""
     images = DIGITS.test.images[:20]
-    model = knowing_members.members(DensityRatio.of(*densities(knowing_members, knowing_members.counts, 0.5)))
+    densities = member_densities(knowing_members)
+    model = knowing_members.members(DensityRatio.of(*rule_parts(densities, knowing_members.counts)))
     found = model.logits(images).double()
-    counts, d = knowing_members.counts, knowing_members.contract.dim
+    counts, d, bound = knowing_members.counts, knowing_members.contract.dim, densities.bound
     total, say = np.zeros((20, 10)), np.zeros(10)
     with torch.no_grad():
         for index, (upload, encoder) in enumerate(zip(knowing_members, knowing_members.encoders(), strict=True)):
@@ -145,7 +151,7 @@ def test_the_fused_scores_are_the_equation(knowing_members):
                 scale = (1 + 1 / counts[index, label]) * within
                 ratio = multivariate_t(part[DENSITY_MEANS][label].numpy(), scale.numpy(), df=FREEDOM).logpdf(u) - base
                 weight = float(counts[index, label].sqrt())
-                total[:, label] += weight * np.clip(ratio, -d, d)
+                total[:, label] += weight * np.clip(ratio, -bound, bound)
                 say[label] += weight
     present = say > 0
     assert np.allclose(found.numpy()[:, present], total[:, present] / say[present] / d**0.5, atol=2e-3)
@@ -199,7 +205,7 @@ def test_a_member_whose_background_says_nothing_is_named(knowing_members, monkey
 
     monkeypatch.setattr(type(knowing_members.uploads[0]), "evidence", flat)
     with pytest.raises(MemberFault, match="answers every background image alike") as caught:
-        densities(knowing_members, knowing_members.counts, 0.5)
+        member_densities(knowing_members)
     assert caught.value.client == 1
     assert isinstance(caught.value, UploadError)
 

@@ -12,7 +12,7 @@ from oneflare.core.config import DataConfig
 from oneflare.data import load, prepare
 from oneflare.errors import ConfigError
 from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.density.ratio import shrunk
+from oneflare.fusion.densities import shrunk
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, unpack_symmetric

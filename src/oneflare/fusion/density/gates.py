@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
-from oneflare.fusion.density.ratio import SHRINKAGE, densities, shrunk
+from oneflare.fusion.densities import SHRINKAGE, member_densities, shrunk
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.density import Gaussians
 from oneflare.models.rules.gates import EnergyGate, LengthGate, RatioGate, VirtualLogitGate
@@ -45,9 +45,9 @@ class GatedVotes(Fusion):
             return Fused(uploads.members(LengthGate(*shared)))
         if self.by == "virtual_logit":
             return Fused(uploads.members(VirtualLogitGate(*shared, *residuals(uploads))))
-        _, classes, background, _ = densities(uploads, uploads.counts)
-        against = background if self.by == "density" else whole(uploads)
-        fields = [value for part in (classes, against) for value in vars(part).values()]
+        densities = member_densities(uploads)
+        against = densities.background if self.by == "density" else whole(uploads)
+        fields = [value for part in (densities.classes, against) for value in vars(part).values()]
         return Fused(uploads.members(RatioGate(*shared, *fields)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,12 @@ class Gaussians:
         level = -(determinant + factor.shape[1] * spread.double().log()) / 2
         centres = torch.einsum("nij,nkj->nki", whitening, means.double())
         return cls(whitening.float(), centres.float(), spread.float(), level.float())
+
+    @classmethod
+    def together(cls, parts: Sequence[Gaussians]) -> Gaussians:
+        """Those of several groups of members as one."""
+        names = ("whitening", "centres", "spread", "level")
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
     def log_densities(self, member: int, roots: Tensor) -> Tensor:
         """`(n, d)` -> `(n, K)`"""
