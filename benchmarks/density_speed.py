@@ -76,7 +76,9 @@ def fuse_many(members: int, width: int, classes: int) -> dict[str, float]:
                 for parameter in network.parameters():
                     parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
             evidence = measure_density(network, own, contract.image)
-            write_upload(path, network, contract, Contents(client=client, counts=own.counts, epoch=1, evidence=evidence))
+            write_upload(
+                path, network, contract, Contents(client=client, counts=own.counts, epoch=1, evidence=evidence)
+            )
         uploads = UploadSet(tuple(read_upload(path, contract) for path in paths), contract, network)
         memory = peak_memory_bytes()
         before = time.process_time()
