@@ -114,10 +114,12 @@ class Bounded:
 
 
 def feature_map_spec(spec: Mapping[str, Any], flip: bool) -> dict[str, Any]:
-    """The spec with `mirror` decided: mirrored images count where they keep their label."""
+    """The spec with `mirror` decided, also of a map below: mirrored images count where they keep their label."""
     complete = FEATURE_MAPS.complete(spec, "analytic")
     if "mirror" in complete and complete["mirror"] is None:
         complete["mirror"] = flip
+    if "of" in complete:
+        complete["of"] = feature_map_spec(complete["of"], flip)
     return complete
 
 

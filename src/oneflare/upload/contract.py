@@ -13,8 +13,10 @@ import torch
 from oneflare.core.files import digest_of
 from oneflare.data import ImageSpec
 from oneflare.nn import PrototypeNetwork
+from oneflare.upload.class_statistics import class_layout
 from oneflare.upload.evidence import layout
-from oneflare.upload.statistics import Plan, triangle_size
+from oneflare.upload.mixtures import mixture_layout
+from oneflare.upload.statistics import CLASS_COVARIANCES, COVARIANCE, MIXTURES, Plan, triangle_size
 
 SCHEMA = 1
 MANIFEST = "oneflare"
@@ -70,6 +72,8 @@ class Contract:
     ) -> Contract:
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in network.encoder.state_dict().items()}
         dim = network.prototypes.shape[1]
+        if statistics is not None:
+            statistics_layout(statistics, len(classes))  # refuses what does not fit into an upload
         measured = layout(network, evidence)
         return cls(
             federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep, evidence, measured
@@ -109,15 +113,26 @@ def expected_tensors(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, 
         expected[PROTOTYPES] = ((classes, contract.dim), True)
         expected |= {EVIDENCE + name: (shape, True) for name, shape in contract.evidence_shapes.items()}
     if contract.statistics is not None:
-        dim, scatter = contract.statistics.dim, STATISTICS + "scatter"
-        expected |= {
-            scatter: ((triangle_size(dim),), contract.statistics.dtype == "float32"),
-            STATISTICS + "sums": ((classes, dim), True),
-            STATISTICS + "counts": ((classes,), False),
-        }
-        if contract.statistics.dtype == "int16":
-            expected[scatter + SCALE] = ((dim,), True)
+        layout = statistics_layout(contract.statistics, classes)
+        expected |= {STATISTICS + name: wanted for name, wanted in layout.items()}
     return expected
+
+
+def statistics_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """name -> shape, whether floating, of what a plan sends; refused where no upload could hold it"""
+    layout: dict[str, tuple[tuple[int, ...], bool]] = {
+        "sums": ((classes, plan.dim), True),
+        "counts": ((classes,), False),
+    }
+    if COVARIANCE in plan.parts:
+        layout["scatter"] = ((triangle_size(plan.dim),), plan.dtype == "float32")
+        if plan.dtype == "int16":
+            layout["scatter" + SCALE] = ((plan.dim,), True)
+    if CLASS_COVARIANCES in plan.parts:
+        layout |= class_layout(plan, classes)
+    if MIXTURES in plan.parts:
+        layout |= mixture_layout(plan, classes)
+    return layout
 
 
 def present(spec: Mapping[str, Any]) -> dict[str, Any]:
