@@ -170,7 +170,7 @@ class Buckets:
         z = centred_unit(phi) * math.sqrt(self.features.dim)
         bits = torch.cat([z > threshold for threshold in self.thresholds], 1)[:, self.order].long()
         bits = torch.nn.functional.pad(bits, (0, self.groups * len(self.powers) - bits.shape[1]))
-        codes = (bits.view(len(phi), self.groups, len(self.powers)) * self.powers).sum(2)
+        codes = (bits.view(-1, self.groups, len(self.powers)) * self.powers).sum(2)
         return (codes[:, :, None] == torch.arange(self.codes)).float().flatten(1)
 
     def range(self) -> tuple[Tensor, Tensor]:

@@ -283,7 +283,7 @@ def _pool(maps: Tensor, cells: Tensor) -> Tensor:
     """
     rows = maps.flatten(1, 2)
     filled = F.pad(rows, (0, 0, 0, -rows.shape[1] % ALIGNED_ROWS))
-    return torch.bmm(filled, cells.expand(len(maps), -1, -1))[:, : rows.shape[1]].flatten(1)
+    return torch.bmm(filled, cells.expand(maps.shape[0], -1, -1))[:, : rows.shape[1]].flatten(1)
 
 
 def _default_reduction(size: int) -> int:
