@@ -388,3 +388,33 @@ def test_what_is_sent_follows_from_the_fusions():
 def test_terms_that_contradict_each_other_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         experiment("analytic", **settings)
+
+
+# ---- many classes
+
+
+LONG = [pytest.param(name, marks=pytest.mark.soak) for name in ("analytic", "afl", "fisher_mix")]
+
+
+@pytest.mark.parametrize("fusion", ["fedncm", "gh_lda", *LONG])
+def test_a_thousand_classes(tmp_path, fusion):
+    """Two images of each of 1,000 classes, each a class of its own by its noise, at two clients."""
+    options = {"samples": 2, "steps": 2} if fusion == "fisher_mix" else {}
+    terms = experiment("analytic", fusions=[{"name": fusion, **options}])
+    classes = tuple(f"class {number}" for number in range(1000))
+    contract = make_contract(terms, DIGITS.image, classes, mirror=False, federation="test")
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.rand(1000, 1, 8, 8, generator=generator)
+    features = build_feature_map(contract.statistics.feature_map, 1, 8)
+    uploads = []
+    for client in range(2):
+        images = (patterns + 0.02 * torch.rand(1000, 1, 8, 8, generator=generator)).clamp(max=1)
+        labels = torch.arange(1000)
+        data = ClientData(images, labels, torch.ones(1000, dtype=torch.long))
+        path = tmp_path / f"{client}.safetensors"
+        packed = exact_statistics(contract.statistics, features, data, 1000)
+        write_upload(path, None, contract, client=client, counts=data.counts, epoch=0, statistics=packed)
+        uploads.append(read_upload(path, contract))
+    together = UploadSet(tuple(uploads), contract, shared_start(terms, contract, None))
+    found = build_fusion(terms.fusions[0]).fuse(together).model.predict((patterns + 0.01).clamp(max=1))
+    assert float((found == torch.arange(1000)).float().mean()) > (0.9 if fusion in ("analytic", "gh_lda") else 0.05)

@@ -284,7 +284,7 @@ FAMILY = (
         "ridge regression on one-hot groups of bucketed features of the map below",
         "Bacellar et al., CVPR 2026",
         features={"name": "buckets", "of": STATISTICS},
-        fusion={"name": "afl", "ridge": 1.0},
+        fusion={"name": "afl", "ridge": 1000.0},
     ),
 )
 

@@ -72,7 +72,7 @@ class RandomFeatures:
         *,
         of: Below = {"name": "random_conv"},  # noqa: B006  (completed and copied by the registry)
         dim: int = 2048,
-        bandwidth: float = 1.0,
+        bandwidth: float = 2.0,
         seed: int = 0,
     ) -> None:
         if not 1 <= dim <= FEATURE_LIMIT or not bandwidth > 0:
