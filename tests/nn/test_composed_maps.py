@@ -60,7 +60,7 @@ def test_features_do_not_depend_on_neighbours_and_stay_in_their_range(spec):
 @pytest.mark.parametrize("name", ["random_features", "buckets"])
 def test_every_option_changes_the_fingerprint(name):
     base = {"name": name, "of": BELOW}
-    other = {"random_features": [{"dim": 64}, {"bandwidth": 2.0}], "buckets": [{"levels": 2}, {"group": 3}]}[name]
+    other = {"random_features": [{"dim": 64}, {"bandwidth": 1.0}], "buckets": [{"levels": 2}, {"group": 3}]}[name]
     specs = [base, base | {"of": BELOW | {"seed": 1}}, base | {"seed": 1}, *(base | change for change in other)]
     found = {build_feature_map(spec, 3, 16).fingerprint() for spec in specs}
     assert len(found) == len(specs)

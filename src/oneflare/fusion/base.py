@@ -60,12 +60,13 @@ class UploadSet:
 
     @property
     def offered(self) -> frozenset[str]:
-        """What a fusion can have."""
+        """The fields that every upload holds, and `public` where there are public images: what `needs` may ask for."""
         own = frozenset.intersection(*(upload.fields for upload in self.uploads))
         return own if self.public is None else own | {"public"}
 
     @property
     def task(self) -> Task:
+        """What the fused model does: its classes, the images that it takes, and the encoder of its members."""
         return Task(self.contract.encoder, self.contract.image, self.contract.classes, self.contract.dim)
 
     @property
@@ -76,7 +77,7 @@ class UploadSet:
 
     @property
     def prototypes(self) -> Tensor:
-        """`(N, C, d)`"""
+        """`(N, C, d)` prototypes of all clients, in the order of the uploads"""
         rows = []
         for upload in self.uploads:
             if upload.prototypes is None:
@@ -95,7 +96,7 @@ class UploadSet:
         return torch.stack(rows)
 
     def statistics(self) -> Statistics:
-        """The sum over clients, one upload in memory at a time."""
+        """The statistics of all clients, added up with one upload in memory at a time."""
         plan = self.plan
         return sum((upload.statistics() for upload in self), Statistics.zeros(plan.dim, len(self.contract.classes)))
 
@@ -113,6 +114,7 @@ class UploadSet:
 
     @property
     def plan(self) -> Plan:
+        """Which statistics the uploads hold; an UploadError where they hold none."""
         if self.contract.statistics is None:
             raise UploadError("this federation's uploads hold no statistics; set analytic=random_conv for all clients")
         return self.contract.statistics
@@ -182,7 +184,7 @@ class Fusion(ABC):
     """A way to make one model of many uploads.
 
     A fusion is registered under a name (`@FUSIONS.register("mine")`) and chosen by it. Its options are the keyword-only
-    parameters of its constructor, which stores them. The first line of its docstring is shown by `oneflare list`.
+    parameters of its constructor, which stores them. The first line of its docstring is shown by `oneflare methods --parts`.
     """
 
     needs: frozenset[str] = frozenset({"weights", "prototypes"})
@@ -231,6 +233,7 @@ def single_network_fusions() -> list[str]:
 
 
 def build_fusion(spec: Mapping[str, Any]) -> Fusion:
+    """The fusion that `spec` names, `{name: ..., option: ...}`."""
     return FUSIONS.build(spec)
 
 

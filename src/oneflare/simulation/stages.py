@@ -13,8 +13,9 @@ from torch import nn
 from oneflare import _version
 from oneflare.client.files import ClientFiles
 from oneflare.client.observer import Observer
-from oneflare.core.config import Experiment, Layer, parse_overrides, read_yaml
+from oneflare.core.config import Experiment
 from oneflare.core.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
+from oneflare.core.layers import Layer, parse_overrides, read_yaml
 from oneflare.core.plugins import loaded_plugins, source_of
 from oneflare.core.sourcecode import is_installed
 from oneflare.core.stopping import AGAIN, NOTHING, UNCHANGED, on_stop
