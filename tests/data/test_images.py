@@ -117,7 +117,7 @@ def test_signed_values_and_white_stored_as_zero():
     plain = decode([encoded(Image.fromarray(XRAY), "TIFF")], ["x"], grey(low=600, high=3700)).int()
     other = decode([inverted], ["x"], grey(low=600, high=3700)).int()
     assert int((plain + other - 255).abs().max()) <= 1
-    assert "store white as 0 and were inverted" in notes(inverted, grey(low=600, high=3700))
+    assert "store white as the smallest value and were inverted" in notes(inverted, grey(low=600, high=3700))
 
 
 def test_sixteen_bits_per_colour_are_never_cut_silently():

@@ -78,8 +78,9 @@ class Pixels(Section):
     background: Annotated[tuple[Byte, Byte, Byte], BeforeValidator(_colour)] = Field(
         (255, 255, 255), description="what transparent places show: white, black or [red, green, blue]"
     )
-    page: int | None = Field(
-        None, ge=1, le=1000, description="page of a file with several, from 1; default: such files are refused"
+    page: Annotated[int, Field(ge=1, le=1000)] | Literal["middle"] | None = Field(
+        None,
+        description="page, frame or slice of a file with several, from 1, or middle; default: such files are refused",
     )
 
     @model_validator(mode="after")
@@ -91,6 +92,10 @@ class Pixels(Section):
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError("low must be smaller than high")
         return self
+
+    def page_of(self, pages: int) -> int | None:
+        """Which of so many pages is read, from 1; None: only a single one."""
+        return (pages + 1) // 2 if self.page == "middle" else self.page
 
     @property
     def covers_deep(self) -> bool:
