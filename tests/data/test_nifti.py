@@ -84,7 +84,7 @@ def test_damage_and_bombs_are_refused_in_one_line():
     content = nifti(SQUARE.astype(np.int16))
     packed = gzip.compress(content)
     assert "ends early" in reason(content[:500], rule)
-    assert "ends early or is wrong" in reason(packed[:-30], rule)
+    assert "ends early or is wrong" in reason(packed[: len(packed) // 3], rule)
     assert "two files" in reason(nifti(SQUARE.astype(np.int16), magic=b"ni1\0"), rule)
     assert "type 128" in reason(nifti(SQUARE.astype(np.int16), code=128), rule)
     assert "impossible dimensions" in reason(nifti(SQUARE.astype(np.int16), dims=[3, 8, -1, 3]), rule)

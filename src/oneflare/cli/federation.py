@@ -24,10 +24,21 @@ upload = typer.Typer(help="Inspect uploads.", **OPTIONS)
 Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
 ImageColumn = Annotated[
     str | None,
-    typer.Option("--image-column", help="Column of a parquet file that holds the images; default: image or img."),
+    typer.Option(
+        "--image-column",
+        help="Column of a parquet file that holds the images, or of a table that holds their files; default: image, "
+        "img, file, file_name or path.",
+    ),
 ]
 LabelColumn = Annotated[
-    str | None, typer.Option("--label-column", help="Column of a parquet file that holds the labels; default: label.")
+    str | None,
+    typer.Option("--label-column", help="Column of a table or parquet file that holds the labels; default: label."),
+]
+PatientColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--patient-column", help="Column of a table or parquet file that says whose image it is; default: patient."
+    ),
 ]
 
 
@@ -197,13 +208,13 @@ def fuse(
     ] = None,
     test: Annotated[
         Path | None,
-        typer.Option("--test", help="Measure the model on these images of yours (class folders or parquet)."),
+        typer.Option("--test", help="Measure the model on these images of yours (class folders, a table or parquet)."),
     ] = None,
     check_images: Annotated[
         Path | None,
         typer.Option(
             "--check-images",
-            help="Check the effect of each member on these images of yours (class folders or parquet).",
+            help="Check the effect of each member on these images of yours (class folders, a table or parquet).",
         ),
     ] = None,
     check_points: Annotated[
@@ -255,14 +266,14 @@ def fuse(
     from oneflare.federation.page import write_card, write_federation_page
 
     charter = read_charter(folder)
-    held_out = None if test is None else read_local(test, charter.classes, charter.image.spec())
+    held_out = None if test is None else read_local(test, charter.classes, charter.image.spec(), part="test")
     for text in () if held_out is None or quiet else held_out.notes:
         show.note(f"note: {text}")
     if approve and check_images is None:
         raise ConfigError("--approve: nothing is checked without --check-images FOLDER; give both or neither")
     admission = None
     if check_images is not None:
-        own = read_local(check_images, charter.classes, charter.image.spec()).split
+        own = read_local(check_images, charter.classes, charter.image.spec(), part="test").split
         admission = Admission(own, check_points, tuple(approve or ()))
     fused = fuse_federation(
         folder,
@@ -309,7 +320,10 @@ def train(
     data: Annotated[
         Path,
         typer.Option(
-            "--data", "-d", help="Your images: a folder with one folder per class, or parquet with images and labels."
+            "--data",
+            "-d",
+            help="Your images: a folder with one folder per class, a table of files (labels.csv) or the folder that "
+            "holds it, or parquet with images and labels.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the upload, the only file to send, here.")] = Path(
@@ -329,7 +343,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the data and estimate time and size, without training.")
+        bool, typer.Option("--dry-run", help="List what was found, and estimate time and size, without training.")
     ] = False,
     skip_damaged: Annotated[
         bool,
@@ -337,6 +351,7 @@ def train(
     ] = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
+    patient_column: PatientColumn = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -348,11 +363,14 @@ def train(
 
       oneflare client train federation.yaml --data images --dry-run
 
+      oneflare client train federation.yaml --data scans/labels.csv --dry-run
+
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
     from oneflare.cli import show
     from oneflare.cli.show_federation import announce, disclosure, list_damaged, member_progress
-    from oneflare.data.labelled import DamagedImages
+    from oneflare.data.labelled import DamagedImages, ListedProblems
+    from oneflare.data.tables import Columns
     from oneflare.errors import ConfigError, DataError
     from oneflare.federation.charter import read_charter, short
     from oneflare.federation.ledger import Ledger, ledger_folder
@@ -367,14 +385,16 @@ def train(
     signing = None if key is None else read_key(key)
     member = _who(charter, name, signing, out, must_sign=not dry_run)
     try:
-        images = member_data(
-            charter, data, image_column=image_column, label_column=label_column, skip_damaged=skip_damaged
-        )
-    except DamagedImages as error:
+        columns = Columns(image_column, label_column, patient_column)
+        images = member_data(charter, data, columns=columns, skip_damaged=skip_damaged)
+    except ListedProblems as error:
+        skip = isinstance(error, DamagedImages)
         if not dry_run:
-            raise DataError(f"{error}; --dry-run lists all, --skip-damaged goes on without them") from None
-        list_damaged(error.damaged, json=json)
-        raise DataError(f"{error.summary}; repair or remove them, or go on without them: --skip-damaged") from None
+            without = ", --skip-damaged goes on without them" if skip else ""
+            raise DataError(f"{error}; --dry-run lists all{without}") from None
+        list_damaged(error.problems, error.found, json=json)
+        without = ", or go on without them: --skip-damaged" if skip else ""
+        raise DataError(f"{error.summary}; repair or remove them{without}") from None
     found = images.data
     if not quiet:
         announce(charter, member, found, images.notes)
@@ -387,11 +407,12 @@ def train(
                     "seconds": guess.seconds,
                     "upload_bytes": guess.upload_bytes,
                     "notes": list(images.notes),
+                    "found": images.found.to_dict(),
                     "damaged": [row._asdict() for row in images.damaged],
                 }
             )
         else:
-            list_damaged(images.damaged)
+            list_damaged(images.damaged, images.found)
             show.line(
                 f"dry run: about {duration(guess.seconds)} of training on one core, "
                 f"an upload of {_size(guess.upload_bytes)}; nothing was written"

@@ -129,6 +129,11 @@ class DataConfig(Section):
         None, description="what the numbers in image files of a folder mean; default: 8 bits, see Pixels"
     )
     test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
+    patients: bool | None = Field(
+        None,
+        description="false: ignore the patients that a table or the folders below class folders name; default: their "
+        "images stay together",
+    )
     seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
     public: int | None = Field(
         None, ge=1, description="training images set aside as a public split, which no client owns; default: none"
@@ -332,7 +337,7 @@ class Experiment(Section):
 
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""
-        absent = {key for key in ("public", "pixels") if getattr(self.data, key) is None}
+        absent = {key for key in ("public", "pixels", "patients") if getattr(self.data, key) is None}
         return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(), self.seed])
 
 

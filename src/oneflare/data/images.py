@@ -338,10 +338,14 @@ class Tally:
     images: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     reduced: set[tuple[int, int]] = field(default_factory=set)
+    kinds: Counter[str] = field(default_factory=Counter)
+    sizes: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, decoded: Decoded) -> None:
         (width, height), size = decoded.size, self.image.size
         self.images += 1
+        self.kinds[decoded.kind] += 1
+        self.sizes.add((width, height))
         self.counts.update(decoded.changes)
         if min(width, height) < size:
             self.counts["enlarged"] += 1
@@ -353,6 +357,11 @@ class Tally:
         self.counts["grey"] += self.image.channels == 3 and decoded.grey
         ruled = self.image.pixels is not None and self.image.pixels.covers_deep
         self.counts["shallow"] += ruled and "scaled" not in decoded.changes
+
+    def span(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """The smallest and the largest size."""
+        ordered = sorted(self.sizes, key=lambda size: (math.prod(size), size))
+        return (ordered[0], ordered[-1]) if ordered else None
 
     def notes(self) -> tuple[str, ...]:
         """One sentence for every kind of change."""
