@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import struct
 import warnings
@@ -29,6 +30,7 @@ from pydicom.uid import (
     generate_uid,
 )
 
+from hospitals import TINY, tiny_charter, typed
 from oneflare.core.config import Pixels
 from oneflare.data import ImageSpec
 from oneflare.data.dicom import voi_window
@@ -324,3 +326,52 @@ def test_bytes_paths_and_threads_agree(tmp_path):
     paths = [tmp_path / f"1.2.840.{row}" for row in range(12)]
     together = decode(paths, [str(path) for path in paths], spec())
     assert torch.equal(together, torch.cat([decode([content], ["x"], spec()) for content in contents]))
+
+
+def test_a_hospital_trains_and_predicts_on_its_own_kinds_of_files(tmp_path, capsys):
+    """One scene as 16-bit PNG, float TIFF and DICOM gives one answer, and nobody's name leaves."""
+    rng = np.random.default_rng(0)
+    rows = ["file,label,patient"]
+    for number in range(24):
+        scene = (rng.normal(1500 + 900 * (number % 2), 300, (20, 20))).clip(0, 4095).astype(np.uint16)
+        kind = number // 2 % 4
+        name = f"{number}.{('png', 'tif', 'dcm', '840')[kind]}"
+        path = tmp_path / "scans" / name
+        path.parent.mkdir(exist_ok=True)
+        if kind < 2:
+            Image.fromarray(scene if kind == 0 else scene.astype(np.float32)).save(path)
+        else:
+            path.write_bytes(dicom(scene, BitsStored=12, WindowCenter=100, WindowWidth=50))
+        rows.append(f"{name},{'ab'[number % 2]},MRN-{number // 4}")
+    (tmp_path / "scans" / "labels.csv").write_text("\n".join(rows))
+    scene = (RAMP * 60).astype(np.uint16)
+    same = tmp_path / "same"
+    same.mkdir()
+    Image.fromarray(scene).save(same / "1.png")
+    Image.fromarray(scene.astype(np.float32)).save(same / "2.tif")
+    (same / "3.dcm").write_bytes(dicom(scene))
+    (same / "4").write_bytes(dicom(4095 - scene, PhotometricInterpretation="MONOCHROME1"))
+    settings = TINY | {"train": TINY["train"] | {"holdout": 0.2}}
+    image = {"size": 8, "channels": 1, "pixels": {"low": 0, "high": 4095}}
+    tiny_charter(classes=["a", "b"], image=image, settings=settings).write(tmp_path / "federation.yaml")
+    words = ["client", "train", str(tmp_path / "federation.yaml"), "--data", str(tmp_path / "scans")]
+    code, out, _ = typed(capsys, *words, "--dry-run")
+    assert code == 0
+    assert "found: 6 PNG, 6 TIFF, 12 DICOM; 6 patients; 20x20 pixels; 0 damaged" in out
+    upload = tmp_path / "u.safetensors"
+    code, out, err = typed(capsys, *words, "--name", "north", "--out", str(upload))
+    assert code == 0, err
+    assert "the images belong to 6 patients" in err
+    code, answers, err = typed(capsys, "predict", str(upload), str(same), "--json")
+    assert code == 0, err
+    rows = json.loads(answers)["predictions"]
+    assert len(rows) == 4
+    assert len({(row["class"], row["probability"]) for row in rows}) == 1
+    code, measured, _ = typed(capsys, "evaluate", str(upload), "--data", str(tmp_path / "scans"), "--json")
+    assert code == 0
+    assert json.loads(measured)["images"] == {"a": 12, "b": 12}
+    code, listed, _ = typed(capsys, "predict", str(upload), str(tmp_path / "scans" / "labels.csv"), "--json")
+    assert code == 0
+    assert len(json.loads(listed)["predictions"]) == 24
+    for left in (upload.read_bytes(), out.encode(), *(path.read_bytes() for path in tmp_path.rglob("u.work/*.json"))):
+        assert not any(secret.encode() in left for secret in (*SECRETS, "MRN-"))

@@ -25,6 +25,7 @@ from oneflare.core.config import Pixels
 from oneflare.data import dicom, nifti
 from oneflare.data.brightness import MOST_PIXELS, Array, Refusal, Stored, brightness, check_size, chosen_page
 from oneflare.data.dataset import ImageSpec
+from oneflare.data.tiff import NOT_READ, is_tiff, refuse_misread, refuse_wrapped
 from oneflare.errors import DataError
 
 if TYPE_CHECKING:
@@ -166,11 +167,14 @@ def _has_no_colour(mode: str) -> bool:
 
 
 def _opened(source: Source) -> Pillow.Image:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if not (source if isinstance(source, bytes) else source.stat().st_size):
         raise Refusal("it is empty")
-    image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+    try:
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise Refusal(NOT_READ if is_tiff(_head(source)) else f"it is damaged or not an image ({KINDS})") from None
     check_size(*image.size)
     return image
 
@@ -213,6 +217,7 @@ def _flat(source: Source, spec: ImageSpec, changes: set[str]) -> tuple[Pillow.Im
 def _flat_picture(image: Pillow.Image, spec: ImageSpec, changes: set[str]) -> tuple[Pillow.Image, bool]:
     rule = spec.pixels
     _turn_to_page(image, rule, changes)
+    refuse_misread(image)
     tag_before = getattr(image, "tag_v2", {}).get(ORIENTATION, 1)  # TIFF images are turned as they are loaded
     deep = _is_deep(image, rule, changes)
     image.load()
@@ -258,6 +263,7 @@ def _scaled(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> Pill
     from PIL import Image
 
     values: Array = np.asarray(image).astype(np.float64 if image.mode == "I" else np.float32)
+    refuse_wrapped(image, values)
     white_is_least = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0
     stored = Stored(values, "floating-point" if image.mode == "F" else "16-bit", white_is_least=white_is_least)
     return Image.fromarray(brightness(stored, rule, changes))
@@ -299,13 +305,11 @@ def _upright(flat: Pillow.Image, image: Pillow.Image, changes: set[str]) -> Pill
 
 
 def _reason(error: Exception) -> str:
-    """One line; the decoder's words for bytes that are no image name an object in memory."""
-    from PIL import Image, UnidentifiedImageError
+    """One line."""
+    from PIL import Image
 
     if isinstance(error, Refusal):
         return str(error)
-    if isinstance(error, UnidentifiedImageError):
-        return f"it is damaged or not an image ({KINDS})"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"it has more pixels than the limit of {MOST_PIXELS:,}; reduce it"
     if isinstance(error, MemoryError):

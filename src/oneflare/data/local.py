@@ -61,10 +61,8 @@ def read_local(
     else:
         files, notes = find_files(path, classes, columns, part)
         gathering.add_files(files)
-    split, found = gathering.split(skip_damaged=skip_damaged), gathering.inventory()
-    if found.patients is not None:
-        notes = (*notes, f"the images belong to {found.patients} patients, whose images are held out together")
-    return LocalData(split, (*notes, *gathering.notes()), found, tuple(gathering.damaged))
+    split = gathering.split(skip_damaged=skip_damaged)
+    return LocalData(split, (*notes, *gathering.notes()), gathering.inventory(), tuple(gathering.damaged))
 
 
 def find_files(

@@ -65,7 +65,10 @@ def member_data(
     local: LocalData = read_local(
         path, charter.classes, charter.image.spec(), columns=columns, skip_damaged=skip_damaged
     )
-    return MemberData(ClientData.of(local.split, len(charter.classes)), local.notes, local.damaged, local.found)
+    patients, notes = local.found.patients, local.notes
+    if patients is not None:
+        notes = (f"the images belong to {patients} patients; a patient's images are held out together", *notes)
+    return MemberData(ClientData.of(local.split, len(charter.classes)), notes, local.damaged, local.found)
 
 
 def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:

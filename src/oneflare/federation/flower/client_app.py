@@ -1,6 +1,6 @@
 """The Flower app that a SuperNode runs: it reads the charter and its own data and returns one upload.
 
-The node's owner decides by `--node-config`: `data` (class folders, a table or parquet), `member` (its name), and optionally
+A node's owner decides by `--node-config`: `data` (class folders, table or parquet), `member` (its name), and optionally
 `key` (private key to sign with), `federation` (own copy of federation.yaml; other terms are refused), `out` (leave the
 upload on disk too, with what resuming needs beside it), `budget` (the most epsilon to spend for an image under private
 terms; without it, one answer), `image-column`, `label-column` and `patient-column` of a table or parquet file. What was
