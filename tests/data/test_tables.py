@@ -19,6 +19,7 @@ from oneflare.data.labelled import LabelledFile, LabelledImages
 from oneflare.data.local import find_files, read_local
 from oneflare.data.tables import Columns, TableProblems, listed_paths
 from oneflare.errors import DataError
+from oneflare.federation.charter import read_charter
 from oneflare.federation.member import member_data, upload_notes
 
 GREY = ImageSpec.default(1, 8)
@@ -208,6 +209,13 @@ def test_two_tables_and_wrong_columns(folder):
     as_tabs(folder)
     with pytest.raises(DataError, match=r"holds labels\.csv and labels\.tsv; keep the one that counts"):
         read_local(folder, CLASSES, GREY)
+
+
+def test_a_table_names_the_classes_of_a_federation(folder, tmp_path, capsys):
+    as_semicolon_with_mark(folder)
+    code, _, err = typed(capsys, "server", "init", str(tmp_path / "f"), "--classes", str(folder / "labels.csv"))
+    assert code == 0, err
+    assert read_charter(tmp_path / "f").classes == CLASSES
 
 
 def test_numbers_as_labels(folder):

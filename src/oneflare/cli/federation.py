@@ -50,7 +50,8 @@ def init(
         str,
         typer.Option(
             "--classes",
-            help="Names of the classes: with commas between, one per line of a file, or the folders in a folder.",
+            help="Names of the classes: with commas between, one per line of a text file, the folders in a folder, or "
+            "the labels in a table (labels.csv).",
         ),
     ] = "",
     image_size: Annotated[
@@ -500,6 +501,7 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _class_names(text: str) -> list[str]:
+    from oneflare.data.tables import TEXT_SUFFIXES, label_names
     from oneflare.errors import ConfigError
 
     path = Path(text)
@@ -507,6 +509,8 @@ def _class_names(text: str) -> list[str]:
         raise ConfigError("--classes: name them, for example --classes cat,dog, or give a file or folder with them")
     if path.is_dir():
         return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
+        return list(label_names(path))
     if path.is_file():
         try:
             return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

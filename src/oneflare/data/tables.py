@@ -153,6 +153,11 @@ def read_listing(table: Path, classes: Sequence[str] | None, columns: Columns) -
     return Listing(table, names, train, test if any(row.split for row in rows) else None, tuple(notes))
 
 
+def label_names(table: Path) -> tuple[str, ...]:
+    """The labels that occur in a table, sorted."""
+    return _sorted_labels(list(_rows(table, Columns(), labels=True)))
+
+
 def listed_paths(table: Path) -> list[Path]:
     """The files of a table that may lack labels, in its order."""
     problems: list[Problem] = []
