@@ -7,7 +7,7 @@ later and the result is exactly that of a fresh fusion of whoever is in: a funct
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,23 @@ class Rules:
 
     late: also those made after the deadline. keep: a member that sent nothing usable now stays in with its upload of
     the last fusion. min_members: fewer members and nothing is fused; None: as many as the last fusion had, without
-    those who were removed; where there was none yet, all who are admitted. admission: how members are checked by what
-    they do to answers; None: they are not.
+    those who were removed; where there was none yet, all who are admitted. everybody: None means all who are admitted
+    after the first fusion too. admission: how members are checked by what they do to answers; None: they are not.
     """
 
     late: bool = False
     keep: bool = False
     min_members: int | None = None
+    everybody: bool = False
     admission: Admission | None = None
 
     def least(self, charter: Charter, last: Mapping[str, Any] | None, removed: Mapping[str, str]) -> int:
         """How many members a fusion needs; who was removed does not count."""
         if self.min_members is not None:
             return self.min_members
-        names = charter.members if last is None else [member["name"] for member in last["members"]]
+        names: Iterable[str] = charter.members
+        if last is not None and not self.everybody:
+            names = [member["name"] for member in last["members"]]
         return max(1, sum(name not in removed for name in names))
 
 

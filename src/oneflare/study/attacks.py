@@ -306,6 +306,7 @@ FUSED: dict[str, dict[str, Any]] = {
     "analytic": {"name": "analytic"},
     "analytic_leave_out": {"name": "analytic", "leave_out": True},
     "regmean": {"name": "regmean"},
+    "density_ratio": {"name": "density_ratio"},
 }
 COLLAPSE = 0.1
 """loss of accuracy from which on a fusion has collapsed"""
@@ -318,7 +319,7 @@ BUDGET: dict[str, Any] = {
     "train.snapshots": 0,
     "fusions": PLAIN,
 }
-VEHICLES: dict[str, Any] = {"analytic": {"name": "random_conv", "filters": 8}, "upload.evidence": "gram"}
+VEHICLES: dict[str, Any] = {"analytic": {"name": "random_conv", "filters": 8}, "upload.evidence": ["gram", "density"]}
 """what uploads hold beside a network, for lies about it"""
 
 

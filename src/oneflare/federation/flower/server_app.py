@@ -132,14 +132,14 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     }
     write_json(settings.federation / "flower.json", report)
     _tell(intake, report, observer)
-    least = settings.min_members or sum(name not in removed for name in charter.members) or 1
+    rules = Rules(keep=True, min_members=settings.min_members or None, everybody=True)
+    least = rules.least(charter, files.last(), removed)
     if len(present) < least:
         reasons = "; ".join(gathered.left_out.values())
         raise RunError(
             f"{len(present)} usable uploads, but min-members is {least}; nothing was fused"
             + (f" ({reasons})" if reasons else "")
         )
-    rules = Rules(keep=True, min_members=least)
     fused = fuse_federation(settings.federation, uploads=inbox, rules=rules, test=held_out, observer=observer)
     write_card(fused)
     write_federation_page(fused)
