@@ -158,3 +158,14 @@ def test_one_folder_name_everywhere_is_no_patient(tmp_path):
         part = "val" if number >= 30 else "train"
         picture(tmp_path / part / "ab"[number % 2] / "images" / f"{number}.png", number)
     assert load(DataConfig(name="folder", path=str(tmp_path), image_size=8)).train.patients is None
+
+
+def test_nodes_of_a_simulation_on_flower_know_their_patients(tmp_path):
+    from oneflare.simulation.engines.flower.simulation import _read_data, _write_data
+
+    for patients in (torch.arange(60) // 4, None):
+        split = data(patients)
+        _write_data(tmp_path / "data.safetensors", split, [np.arange(20), np.arange(20, 60)])
+        own = _read_data(tmp_path / "data.safetensors", 1, 2)
+        assert len(own) == 40
+        assert own.patients is None if patients is None else torch.equal(own.patients, patients[20:])
