@@ -11,7 +11,7 @@ import typer
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
-    from oneflare.data.labelled import DamagedImages
+    from oneflare.data.labelled import ListedProblems
     from oneflare.errors import DataError
     from oneflare.federation.charter import Charter
     from oneflare.federation.member import Made, MemberData
@@ -23,10 +23,21 @@ upload = typer.Typer(help="Inspect uploads.", **OPTIONS)
 
 ImageColumn = Annotated[
     str | None,
-    typer.Option("--image-column", help="Column of a parquet file that holds the images; default: image or img."),
+    typer.Option(
+        "--image-column",
+        help="Column of a parquet file that holds the images, or of a table that holds their files; default: image, "
+        "img, file, file_name or path.",
+    ),
 ]
 LabelColumn = Annotated[
-    str | None, typer.Option("--label-column", help="Column of a parquet file that holds the labels; default: label.")
+    str | None,
+    typer.Option("--label-column", help="Column of a table or parquet file that holds the labels; default: label."),
+]
+PatientColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--patient-column", help="Column of a table or parquet file that says whose image it is; default: patient."
+    ),
 ]
 
 
@@ -58,7 +69,10 @@ def train(
     data: Annotated[
         Path,
         typer.Option(
-            "--data", "-d", help="Your images: a folder with one folder per class, or parquet with images and labels."
+            "--data",
+            "-d",
+            help="Your images: a folder with one folder per class, a table of files (labels.csv) or the folder that "
+            "holds it, or parquet with images and labels.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the upload, the only file to send, here.")] = Path(
@@ -78,7 +92,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the data and estimate time and size, without training.")
+        bool, typer.Option("--dry-run", help="List what was found, and estimate time and size, without training.")
     ] = False,
     skip_damaged: Annotated[
         bool,
@@ -86,6 +100,7 @@ def train(
     ] = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
+    patient_column: PatientColumn = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -97,10 +112,13 @@ def train(
 
       oneflare client train federation.yaml --data images --dry-run
 
+      oneflare client train federation.yaml --data scans/labels.csv --dry-run
+
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
     from oneflare.cli.show_federation import announce, member_progress
-    from oneflare.data.labelled import DamagedImages
+    from oneflare.data.labelled import ListedProblems
+    from oneflare.data.tables import Columns
     from oneflare.errors import ConfigError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.ledger import Ledger, ledger_folder
@@ -113,10 +131,9 @@ def train(
     signing = None if key is None else read_key(key)
     member = _who(charter, name, signing, out, must_sign=not dry_run)
     try:
-        images = member_data(
-            charter, data, image_column=image_column, label_column=label_column, skip_damaged=skip_damaged
-        )
-    except DamagedImages as error:
+        columns = Columns(image_column, label_column, patient_column)
+        images = member_data(charter, data, columns=columns, skip_damaged=skip_damaged)
+    except ListedProblems as error:
         raise _refusal(error, dry_run=dry_run, json=json) from None
     if not quiet:
         announce(charter, member, images.data, images.notes)
@@ -133,15 +150,18 @@ def train(
         _what_was_made(charter, made, out, signed=signing is not None)
 
 
-def _refusal(error: DamagedImages, *, dry_run: bool, json: bool) -> DataError:
+def _refusal(error: ListedProblems, *, dry_run: bool, json: bool) -> DataError:
     """What to say of images that cannot be used; a dry run lists all of them first."""
     from oneflare.cli.show_federation import list_damaged
+    from oneflare.data.labelled import DamagedImages
     from oneflare.errors import DataError
 
+    skip = isinstance(error, DamagedImages)
     if not dry_run:
-        return DataError(f"{error}; --dry-run lists all, --skip-damaged goes on without them")
-    list_damaged(error.damaged, json=json)
-    return DataError(f"{error.summary}; repair or remove them, or go on without them: --skip-damaged")
+        return DataError(f"{error}; --dry-run lists all{', --skip-damaged goes on without them' if skip else ''}")
+    list_damaged(error.problems, error.found, json=json)
+    without = ", or go on without them: --skip-damaged" if skip else ""
+    return DataError(f"{error.summary}; repair or remove them{without}")
 
 
 def _dry_run(charter: Charter, images: MemberData, *, json: bool) -> None:
@@ -160,11 +180,12 @@ def _dry_run(charter: Charter, images: MemberData, *, json: bool) -> None:
                 "seconds": guess.seconds,
                 "upload_bytes": guess.upload_bytes,
                 "notes": list(images.notes),
+                "found": images.found.to_dict(),
                 "damaged": [row._asdict() for row in images.damaged],
             }
         )
         return
-    list_damaged(images.damaged)
+    list_damaged(images.damaged, images.found)
     show.line(
         f"dry run: about {duration(guess.seconds)} of training on one core, "
         f"an upload of {size_text(guess.upload_bytes)}; nothing was written"

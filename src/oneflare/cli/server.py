@@ -34,7 +34,8 @@ def init(
         str,
         typer.Option(
             "--classes",
-            help="Names of the classes: with commas between, one per line of a file, or the folders in a folder.",
+            help="Names of the classes: with commas between, one per line of a text file, the folders in a folder, or "
+            "the labels in a table (labels.csv).",
         ),
     ] = "",
     image_size: Annotated[
@@ -148,6 +149,7 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _class_names(text: str) -> list[str]:
+    from oneflare.data.tables import TEXT_SUFFIXES, label_names
     from oneflare.errors import ConfigError
 
     path = Path(text)
@@ -155,6 +157,8 @@ def _class_names(text: str) -> list[str]:
         raise ConfigError("--classes: name them, for example --classes cat,dog, or give a file or folder with them")
     if path.is_dir():
         return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
+        return list(label_names(path))
     if path.is_file():
         try:
             return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -233,13 +237,13 @@ def fuse(
     ] = None,
     test: Annotated[
         Path | None,
-        typer.Option("--test", help="Measure the model on these images of yours (class folders or parquet)."),
+        typer.Option("--test", help="Measure the model on these images of yours (class folders, a table or parquet)."),
     ] = None,
     check_images: Annotated[
         Path | None,
         typer.Option(
             "--check-images",
-            help="Check the effect of each member on these images of yours (class folders or parquet).",
+            help="Check the effect of each member on these images of yours (class folders, a table or parquet).",
         ),
     ] = None,
     check_points: Annotated[
@@ -311,7 +315,7 @@ def _test_images(folder: Path, charter: Charter, *, quiet: bool) -> Split:
     from oneflare.cli import show
     from oneflare.data.local import read_local
 
-    found = read_local(folder, charter.classes, charter.image.spec())
+    found = read_local(folder, charter.classes, charter.image.spec(), part="test")
     for text in () if quiet else found.notes:
         show.note(f"note: {text}")
     return found.split
@@ -321,5 +325,5 @@ def _admission(folder: Path, charter: Charter, points: float, approved: Sequence
     from oneflare.data.local import read_local
     from oneflare.federation.admission import Admission
 
-    own = read_local(folder, charter.classes, charter.image.spec()).split
+    own = read_local(folder, charter.classes, charter.image.spec(), part="test").split
     return Admission(own, points, tuple(approved))
