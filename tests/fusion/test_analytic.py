@@ -192,7 +192,7 @@ def test_unlearning_a_client_is_fusing_without_it(tmp_path):
 def test_an_upload_of_statistics_alone(tmp_path):
     uploads = uploads_of(tmp_path)
     for upload in uploads:
-        assert upload.fields == {"statistics", "counts"}
+        assert upload.fields == {"statistics", "class_means", "counts"}
         assert upload.prototypes is None
     with pytest.raises(UploadError, match="holds no trained network"):
         uploads.prototypes  # noqa: B018
@@ -281,7 +281,7 @@ def test_private_statistics(tmp_path):
     uploads = uploads_of(tmp_path / "private", PRIVATE)
     manifest = uploads.uploads[0].manifest
     assert manifest["statistics"]["privacy"] == {"epsilon": 50.0, "delta": 1e-5, "clip": 1.0}
-    assert uploads.uploads[0].fields == {"statistics"}
+    assert uploads.uploads[0].fields == {"statistics", "class_means"}
     model = fuse(uploads)
     model.save(tmp_path / "model.safetensors")
     again = load_model(tmp_path / "model.safetensors")
