@@ -251,6 +251,7 @@ def test_completed_names_are_those_that_are_registered():
     kinds = {
         "fusion": "FUSIONS", "data set": "SOURCES", "encoder": "ENCODERS", "controller": "CONTROLLERS",
         "feature map": "FEATURE_MAPS", "anchors": "ANCHORS", "partition": "PARTITIONS", "schedule": "SCHEDULES",
+        "optimiser": "OPTIMISERS",
     }  # fmt: skip
     assert set(kinds.values()) == set(ROOMS)
     ours = [row for row in named_parts() if row["module"].startswith("oneflare.")]

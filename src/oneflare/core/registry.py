@@ -97,8 +97,8 @@ class Registry(Generic[T]):
     def complete(self, spec: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         """The spec with every option checked and every default written out.
 
-        spec: `{name: ..., option: ...}`. where: the setting that holds it, which begins the line of an error. An unknown
-        name, an unknown option or a value of the wrong type is a ConfigError.
+        spec: `{name: ..., option: ...}`. where: the setting that holds it, which begins the line of an error. An
+        unknown name, an unknown option or a value of the wrong type is a ConfigError.
         """
         options = {key: value for key, value in spec.items() if key != "name"}
         entry = self[spec["name"]]

@@ -27,8 +27,8 @@ SOURCES: Registry[Dataset] = Registry("data set")
 def load(config: DataConfig) -> Dataset:
     """The data set that an experiment names, reduced to the sizes that it asks for.
 
-    A registered source is a function from a `DataConfig` to a `Dataset` with all its images. It reads what it needs from
-    the settings (`path`, `image_size`, ...) and raises DataError with a remedy where the data cannot be had.
+    A registered source is a function from a `DataConfig` to a `Dataset` with all its images. It reads what it needs
+    from the settings (`path`, `image_size`, ...) and raises DataError with a remedy where the data cannot be had.
     """
     dataset = SOURCES[config.name].factory(config)
     return dataset.subset(config.train_size, config.test_size, config.seed).set_aside(config.public, config.seed)

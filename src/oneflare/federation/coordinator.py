@@ -64,14 +64,6 @@ class FusedFederation:
     content: FederationResult
 
 
-@dataclass(frozen=True)
-class _Doubts:
-    """What speaks against members that are in the fusion all the same."""
-
-    suspects: dict[str, str]
-    admission: AdmissionResult | None
-
-
 def fuse_federation(
     folder: Path,
     *,
@@ -105,21 +97,22 @@ def fuse_federation(
             collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
             names = {upload.client: name for name, upload in intake.uploads.items()}
 
-            def work(kept: UploadSet) -> tuple[_Doubts, dict[str, FusedModel]]:
+            def work(kept: UploadSet) -> tuple[dict[str, str], AdmissionResult | None, dict[str, FusedModel]]:
                 suspects = _suspects(kept, names)
                 for warning in suspects.values():
                     observer.note(warning)
                 checked = None
                 if rules.admission is not None:
                     checked = admitted(rules.admission, charter.terms.fusions[0], kept, names, observer)
-                return _Doubts(suspects, checked), _fuse(charter, place, kept, test)
+                return suspects, checked, _fuse(charter, place, kept, test)
 
-            (found, fusions), faults = without_faulty(collected, work)
+            (suspects, checked, fusions), faults = without_faulty(collected, work)
             intake = refuse_faulty(intake, faults)
             for fault in faults:
                 observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
             _enough(intake, least, charter, last, removed)
-            content = _result(charter, intake, fusions, removed, found)
+            content = _result(charter, intake, fusions, removed)
+            content = replace(content, suspects=suspects, admission=checked)
             if test is not None:
                 content = replace(content, test_images=len(test.labels))
             content = replace(content, change=change_since(last, content))
@@ -235,9 +228,8 @@ def _result(
     intake: Intake,
     fusions: dict[str, FusedModel],
     removed: Mapping[str, str],
-    doubts: _Doubts,
 ) -> FederationResult:
-    """The result of a first fusion without test images."""
+    """The result of a first fusion without test images, in which nobody is suspect and nobody was checked."""
     terms, present = charter.terms, intake.uploads
     taken = {verdict.member: verdict for verdict in intake.verdicts if verdict.status == "in"}
     return FederationResult(
@@ -256,8 +248,8 @@ def _result(
         removed=dict(removed),
         verdicts=intake.verdicts,
         notes=intake.notes,
-        suspects=doubts.suspects,
-        admission=doubts.admission,
+        suspects={},
+        admission=None,
         change=None,
     )
 

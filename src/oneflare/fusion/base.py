@@ -184,7 +184,8 @@ class Fusion(ABC):
     """A way to make one model of many uploads.
 
     A fusion is registered under a name (`@FUSIONS.register("mine")`) and chosen by it. Its options are the keyword-only
-    parameters of its constructor, which stores them. The first line of its docstring is shown by `oneflare methods --parts`.
+    parameters of its constructor, which stores them. The first line of its docstring is shown by
+    `oneflare methods --parts`.
     """
 
     needs: frozenset[str] = frozenset({"weights", "prototypes"})

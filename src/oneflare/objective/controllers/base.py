@@ -61,8 +61,9 @@ class Controller(ABC):
     def loss(self, local: Tensor, align: Tensor, progress: float) -> Tensor:
         """The scalar that the loop differentiates: the weights' loss, plus whatever this rule learns its state from.
 
-        local: L_local of the batch, a scalar with a graph. align: L_align, the squared distance of the prototypes from
-        the anchors, a scalar with a graph. progress: the part of training that is done, in [0, 1). Implementations call
+        local: L_local of the batch, a scalar with a graph. align: L_align, the mean squared distance of the prototypes
+        from their targets, a scalar that takes a gradient. For clients that train as one batch of models, both are
+        `(K,)`. progress: the part of training that is done, in [0, 1). Implementations call
         `record` with lambda before and after its schedule, so that the trace shows both. The state of the rule itself
         must not receive gradients that are meant for the weights, nor the other way round: detach what is held fixed.
         """
