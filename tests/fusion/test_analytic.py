@@ -348,7 +348,15 @@ def test_the_combination_is_not_worse_than_its_better_part(both):
     parts = {name: row["accuracy"] for name, row in result.fusions.items()}
     assert parts["flare_analytic"] >= max(parts["analytic"], parts["density_ratio"]) - 0.02
     for upload in uploads:
-        assert upload.fields == {"weights", "prototypes", "counts", "statistics", "calibration", "density"}
+        assert upload.fields == {
+            "weights",
+            "prototypes",
+            "counts",
+            "statistics",
+            "class_means",
+            "calibration",
+            "density",
+        }
     assert any(upload.trust > 0 for upload in uploads)
 
 
