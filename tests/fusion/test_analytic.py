@@ -347,16 +347,9 @@ def test_the_combination_is_not_worse_than_its_better_part(both):
     result, uploads = both
     parts = {name: row["accuracy"] for name, row in result.fusions.items()}
     assert parts["flare_analytic"] >= max(parts["analytic"], parts["density_ratio"]) - 0.02
+    fields = {"weights", "prototypes", "counts", "statistics", "class_means", "calibration", "density"}
     for upload in uploads:
-        assert upload.fields == {
-            "weights",
-            "prototypes",
-            "counts",
-            "statistics",
-            "class_means",
-            "calibration",
-            "density",
-        }
+        assert upload.fields == fields
     assert any(upload.trust > 0 for upload in uploads)
 
 
