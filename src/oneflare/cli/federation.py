@@ -74,6 +74,9 @@ def init(
     ] = None,
     use: Annotated[str, typer.Option("--use", help="What the model is for; stated on its card.")] = "",
     limits: Annotated[str, typer.Option("--limits", help="What the model is not for; stated on its card.")] = "",
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Members encrypt their uploads, so that only you can read them.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write federation.yaml, the terms every member trains under, and say what to send.
@@ -89,7 +92,11 @@ def init(
     from oneflare.core.files import exclusive
     from oneflare.federation.charter import FILE, new_charter, revised, short
     from oneflare.federation.member import upload_size
+    from oneflare.federation.opening import PRIVATE as BOX
+    from oneflare.federation.opening import make_box
+    from oneflare.federation.recording import write_down
     from oneflare.federation.vouching import PRIVATE, make_key
+    from oneflare.upload.encryption import SUFFIX as ENCRYPTED
 
     path = folder / FILE
     _refuse_existing(path)
@@ -111,8 +118,9 @@ def init(
     with exclusive(folder, wait_seconds=WAIT_SECONDS):
         _refuse_existing(path)
         key = make_key(folder)  # after everything else was found right
-        charter = revised(charter, coordinator=key)
+        charter = revised(charter, coordinator=key, encryption=make_box(folder) if encrypt else None)
         charter.write(path)
+        write_down(charter, folder, [])
     size = upload_size(charter)
     if json:
         show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size})
@@ -124,10 +132,13 @@ def init(
         show.done("Models will not be signed: pip install 'oneflare[sign]' before this command signs them.")
     else:
         show.done(f"{folder / PRIVATE}: your private key, which signs the models. Keep it, copy it to nobody.")
+    if encrypt:
+        show.done(f"{folder / BOX}: your private key, which decrypts uploads. Without it nobody can read them.")
     show.done(f"\nSend {path} to every member, and nothing else. A member runs:")
     show.done("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
     show.done("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
-    show.done(f"and returns NAME.safetensors (about {_size(size)}){until}, by any road. You run:")
+    sent = f"NAME.safetensors{ENCRYPTED if encrypt else ''}"
+    show.done(f"and returns {sent} (about {_size(size)}){until}, by any road. You run:")
     show.done(f"  oneflare server admit {folder} NAME NAME.pub          # for each key that arrives")
     show.done(f"  oneflare server fuse {folder} --uploads FOLDER")
     if not charter.members:
@@ -152,17 +163,11 @@ def admit(
       oneflare server admit federation north north.pub
     """
     from oneflare.cli import show
-    from oneflare.core.files import exclusive
-    from oneflare.federation.charter import FILE, read_charter, revised
+    from oneflare.federation.keys import admit_member
     from oneflare.upload.signing import check_name, public_key_of
 
     public = None if key is None else public_key_of(key)
-    check_name(name)
-    read_charter(folder)  # refuses a folder that is no federation's before anything is written there
-    with exclusive(folder, wait_seconds=WAIT_SECONDS):
-        charter = read_charter(folder)
-        changed = revised(charter, members=dict(charter.members) | {name: public})
-        changed.write(folder / FILE)
+    charter, changed = admit_member(folder, check_name(name), public)
     how = "without a key: whoever uses this name is believed" if public is None else f"with key {public}"
     replaced = charter.members.get(name)
     instead = f", which replaces {replaced}" if replaced is not None and replaced != public else ""
@@ -281,26 +286,6 @@ def fuse(
         fused_federation(fused)
 
 
-@client.command("keygen")
-def keygen(
-    name: Annotated[str, typer.Option("--name", help="Your name in the federation, which also names the two files.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write both files into this folder.")] = Path(),
-) -> None:
-    """Make an Ed25519 key pair: NAME.key stays with you, NAME.pub goes to the coordinator.
-
-    [bold]Example[/bold]
-
-      oneflare client keygen --name north
-    """
-    from oneflare.cli import show
-    from oneflare.upload.signing import check_name, generate
-
-    private, public = (out / f"{check_name(name)}.{ending}" for ending in ("key", "pub"))
-    key = generate(private, public)
-    show.done(f"{private}: your private key. Keep it, copy it to nobody; only you can read the file.")
-    show.done(f"{public}: send this to the coordinator: {key.public}")
-
-
 @client.command("train")
 def train(
     charter_file: Annotated[
@@ -356,7 +341,7 @@ def train(
     from oneflare.errors import ConfigError, DataError
     from oneflare.federation.charter import read_charter, short
     from oneflare.federation.ledger import Ledger, ledger_folder
-    from oneflare.federation.member import Envelope, estimate, make_upload_in, member_data, upload_notes
+    from oneflare.federation.member import Envelope, encrypted_for, estimate, make_upload_in, member_data, upload_notes
     from oneflare.study.estimate import duration
     from oneflare.upload.disclosure import disclose
     from oneflare.upload.signing import read_key
@@ -401,17 +386,18 @@ def train(
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
         envelope = Envelope(member, signing, notes)
         made = make_upload_in(envelope, charter, found, out, observer=observer, ledger=ledger)
+    sent = encrypted_for(charter, out)
     content = disclose(out)
     if json:
         spent = None if made.balance is None else made.balance.to_dict()
         said = {"fingerprint": charter.fingerprint, "notes": list(images.notes), "summary": made.summary.to_dict()}
-        show.as_json(content.to_dict() | said | {"budget": spent})
+        show.as_json(content.to_dict() | said | {"budget": spent, "send": str(sent)})
     elif not quiet:
         disclosure(content)
         if made.balance is not None:
             show.line(made.balance.text())
         state = "complete before, nothing to do" if made.complete_before else f"{made.summary.train_seconds:.1f} s"
-        show.line(f"trained ({state}). Send {out} to the coordinator of {charter.name}, by any road; nothing else.")
+        show.line(f"trained ({state}). Send {sent} to the coordinator of {charter.name}, by any road; nothing else.")
         show.line(f"fingerprint of the terms: {short(charter.fingerprint)}; compare it with the coordinator's")
         if signing is None:
             show.line("not signed: the coordinator cannot tell who made it; --key signs it")

@@ -20,6 +20,7 @@ from oneflare.cli import (
     federation,
     flower,
     fusing,
+    keys,
     laboratory,
     manners,
     models,
@@ -108,8 +109,8 @@ app.command("predict", rich_help_panel="Use a model")(models.predict)
 app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
 app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
-app.add_typer(federation.server, name="server", rich_help_panel="Federate")
-app.add_typer(federation.client, name="client", rich_help_panel="Federate")
+app.add_typer(keys.server, name="server", rich_help_panel="Federate")
+app.add_typer(keys.client, name="client", rich_help_panel="Federate")
 app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")
 app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
 manners.apply(app)

@@ -64,7 +64,7 @@ class MemberDensities:
 
     @property
     def own(self) -> Tensor:
-        """`(N,)` the ratio of a member's own images, by what it claims of them; the mean over its classes, 0 without any.
+        """`(N,)` the ratio of a member's own images, by what it claims of them; the mean over its classes, or 0.
 
         Around its mean m an image of class c has the covariance S_0 (`pooled`), so E|W(u - m)|^2 = tr(W S_0 W^T) under
         the class's density and E|V(u - b)|^2 = tr(V S_0 V^T) + |V(m - b)|^2 under the background's, V^T V = B^-1. The
