@@ -1,10 +1,10 @@
 """Who is suspected in real federations: `python -m benchmarks.suspects RUNS [--flip PATTERN ...]`.
 
-Takes every finished run of trained networks in RUNS, or below RUNS/cells (those of `oneflare study ... --runs RUNS`), as
-it is, and then with each of its members in turn as the attacker, and counts who is suspected. `--flip` also trains the members of
-the runs whose names begin with PATTERN on flipped labels, below RUNS/flipped; what is there is not trained again.
-Every run is kept in results/trust/real.json as soon as it is looked at; a rerun looks at what is missing. Where uploads
-hold evidence beside the network, attackers lie about that too; uploads with statistics are left alone.
+Takes every finished run of trained networks in RUNS or RUNS/cells (those of `oneflare study ... --runs RUNS`) as it
+is, and then with each of its members in turn as the attacker, and counts who is suspected. `--flip` also trains the
+members of the runs whose names begin with PATTERN on flipped labels, below RUNS/flipped; what is there is not trained
+again. Every run is kept in results/trust/real.json as soon as it is looked at; a rerun looks at what is missing. Where
+uploads hold evidence beside the network, attackers lie about that too; uploads with statistics are left alone.
 """
 
 from __future__ import annotations

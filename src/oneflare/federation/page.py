@@ -13,6 +13,7 @@ from oneflare.core.plain import markdown
 from oneflare.federation.charter import FILE, Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused
 from oneflare.federation.intake import named
+from oneflare.federation.recording import check_log
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import known_key, sign_card
 from oneflare.models.sealing import check_seal
@@ -58,6 +59,7 @@ def write_federation_page(fused: FusedFederation) -> Path:
         named=named,
         figure=None if None in tables else _owners(tables, content["classes"]),
         terms=fused.charter.to_yaml(),
+        log=check_log(fused.files.folder, fused.charter),
     )
     write_text(fused.files.report, page)
     return fused.files.report
