@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oneflare.fusion import UploadSet, build_fusion
-from oneflare.fusion.densities import BOUND, MemberDensities, member_densities
+from oneflare.fusion.densities import BOUND, expected_ratios, member_densities
 from oneflare.fusion.trust.probes import probe_features
 from oneflare.fusion.trust.ratios import KNOWN, false_densities, fit, knows_nothing
 from oneflare.methods.resolve import resolve
@@ -76,21 +76,16 @@ def test_the_ratio_of_own_images_is_the_equation():
     """One member, one class, by hand in two dimensions with diagonal covariances."""
     within, behind = torch.diag(torch.tensor([1.0, 4.0])), torch.diag(torch.tensor([9.0, 25.0]))
     mean, middle = torch.tensor([3.0, 5.0]), torch.zeros(2)
-    densities = MemberDensities(
-        Gaussians.of(mean[None, None], within[None], torch.tensor([[1.5]])),
-        Gaussians.of(middle[None, None], behind[None], torch.ones(1, 1)),
-        torch.tensor([[True]]),
-        mean[None, None].double(),
-        (mean - middle)[None, None].double(),
-        within[None].double(),
-    )
+    classes = Gaussians.of(mean[None, None], within[None], torch.tensor([[1.5]]))
+    background = Gaussians.of(middle[None, None], behind[None], torch.ones(1, 1))
+    found = expected_ratios(classes, background, mean[None].double(), within.double())
     near, far = 2.0, 1 / 9 + 4 / 25 + 9 / 9 + 25 / 25
     level = -(torch.log(torch.tensor(4.0)) + 2 * torch.log(torch.tensor(1.5))) / 2 + torch.log(torch.tensor(225.0)) / 2
     half = (FREEDOM + 2) / 2
     wanted = level - half * (
         torch.log1p(torch.tensor(near / (FREEDOM * 1.5))) - torch.log1p(torch.tensor(far / FREEDOM))
     )
-    assert float(densities.own) == pytest.approx(float(wanted), rel=1e-5)
+    assert float(found) == pytest.approx(float(wanted), rel=1e-5)
 
 
 def test_no_ratio_counts_for_more_than_three_times_the_usual_one(federation):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
-from oneflare.fusion.densities import SHRINKAGE, member_densities
+from oneflare.fusion.densities import SHRINKAGE, MemberDensities, member_densities
 from oneflare.fusion.trust.suspects import COUNT_CAP, capped, find_suspects
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.density import DensityRatio, Gaussians
@@ -42,7 +42,9 @@ class DensityRatioFusion(Fusion):
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         suspects = tuple(find_suspects(uploads, self.seed, self.count_cap))
         kept = uploads.without({suspect.client for suspect in suspects if suspect.left_out})
-        rule = DensityRatio.of(*density_rule(kept, believed_counts(kept, self.count_cap), self.shrinkage))
+        densities = member_densities(kept, self.shrinkage)
+        parts = rule_parts(densities, believed_counts(kept, self.count_cap))
+        rule = DensityRatio.of(*parts, densities.sharpness)
         return Fused(kept.members(rule), suspects=suspects)
 
 
@@ -53,11 +55,7 @@ def believed_counts(uploads: UploadSet, count_cap: float) -> Tensor:
     return counts
 
 
-def density_rule(uploads: UploadSet, counts: Tensor, shrinkage: float = SHRINKAGE) -> Parts:
-    """What a density rule is made of, from the members' evidence: weights, classes, background, bound.
-
-    counts: `(N, C)`, as far as they are believed.
-    """
-    densities = member_densities(uploads, shrinkage)
+def rule_parts(densities: MemberDensities, counts: Tensor) -> Parts:
+    """What a density rule is made of: weights, classes, background, bound. counts: `(N, C)`, as far as believed"""
     say = counts.sqrt()
     return say / say.sum(0).clamp(min=1e-12), densities.classes, densities.background, densities.bound
