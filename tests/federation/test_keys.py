@@ -65,6 +65,10 @@ def test_a_member_replaces_its_key_with_the_old_ones_word(office, keys, capsys):
     assert code == 0, said
     new = read_key(root / "new" / "north.key")
     assert read_charter(office).members["north"] == new.public
+    box = office.parent / "more"
+    path = upload_of(read_charter(office), box / "north.safetensors", "north", signer(new), created=NEW)
+    content = fuse_federation(office, add=[path]).content  # beside the kept one, which the old key signed
+    assert {verdict["status"] for verdict in content["verdicts"]} == {"in", "superseded"}
     assert again(office, "north", new)["status"] == "in"
     verdict = again(office, "north", keys["north"], created="2026-03-01T00:00:00+00:00")
     assert verdict["status"] == "refused"

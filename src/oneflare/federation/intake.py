@@ -164,7 +164,7 @@ class _Desk:
                     distinct[found.upload.digest, found.sender.key] = found
             keys = {found.sender.key for found in distinct.values() if found.sender.key is not None}
             reason = None
-            if len(keys) > 1:
+            if len(keys) > 1 and self.charter.members.get(member) is None:  # else each is admitted, or was before
                 reason = f"{len(keys)} keys sign for {member}; admit the right one: `oneflare server admit`"
             for key in sorted(keys & set(shared)):
                 reason = f"one key signs for {' and '.join(shared[key])}; each member needs its own"
