@@ -113,6 +113,19 @@ def test_a_revoked_key_is_refused_by_name_whatever_the_date(office, keys, capsys
     assert again(office, "north", keys["fresh"], created="2026-04-01T00:00:00+00:00")["status"] == "in"
 
 
+def test_a_revocation_covers_what_an_earlier_key_had_signed(office, keys):
+    rotate_member(office, succeed("north", keys["north"], keys["fresh"], NEW), keep=True)
+    assert len(fuse_federation(office).content["members"]) == 3
+    revoke_member(office, "north", keep=True)
+    assert len(fuse_federation(office).content["members"]) == 3
+    charter = read_charter(office)
+    assert {one.keep for one in charter.revoked.values()} == {charter.revoked[keys["north"].public].keep}
+    admit_member(office, "north", generate(office / "a.key", office / "a.pub").public)
+    revoke_member(office, "north", keep=False)
+    with pytest.raises(RunError, match="is signed with a key of north that was revoked on"):
+        fuse_federation(office)
+
+
 def test_the_coordinator_may_keep_what_was_fused_before(office, keys):
     revoke_member(office, "north", keep=True)
     content = fuse_federation(office).content

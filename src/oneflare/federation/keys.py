@@ -87,7 +87,11 @@ def _revoked(charter: Charter, folder: Path, name: str, key: str, keep: bool) ->
     """All revocations with this one. What stays valid is known by its digest: a thief of the key can write any date."""
     upload = FederationFiles(folder).member(name)
     digests = (str(read_manifest(upload)["digest"]),) if keep and upload.exists() else ()
-    return dict(charter.revoked or {}) | {key: Revocation(member=name, since=now(), keep=digests)}
+    earlier = {
+        old: one.model_copy(update={"keep": digests}) if one.member == name else one
+        for old, one in (charter.revoked or {}).items()
+    }
+    return earlier | {key: Revocation(member=name, since=now(), keep=digests)}
 
 
 def rotate_coordinator(folder: Path) -> Charter:
