@@ -32,7 +32,7 @@ from oneflare.nn.hardware import one_thread
 from oneflare.simulation.stages import open_run, read_experiment, run_experiment
 from oneflare.study.attacks import ATTACKS, LABEL_FLIP, NOBODY, counts_of, network_of, with_flipped_labels
 from oneflare.study.lies import LIES, rewritten
-from oneflare.upload import EVIDENCE, Upload, read_tensors, read_upload, write_upload
+from oneflare.upload import EVIDENCE, Contents, Upload, read_tensors, read_upload, write_upload
 
 RESULTS = Path("results/trust/real.json")
 
@@ -45,9 +45,8 @@ def poisoned(uploads: UploadSet, folder: Path) -> Iterator[tuple[str, Upload | N
             path = folder / f"{name}-{upload.client:03d}.safetensors"
             rest = read_tensors(upload.path, upload.manifest)
             evidence = {n.removeprefix(EVIDENCE): t for n, t in rest.items() if n.startswith(EVIDENCE)}
-            write_upload(
-                path, network, uploads.contract, client=upload.client, counts=counts, epoch=1, evidence=evidence
-            )
+            contents = Contents(client=upload.client, counts=counts, epoch=1, evidence=evidence)
+            write_upload(path, network, uploads.contract, contents)
             yield name, received(path, uploads)
             path.unlink()
         for name, (needed, lie) in LIES.items():

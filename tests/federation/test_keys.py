@@ -12,6 +12,7 @@ from hospitals import typed
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.intake import Examination
 from oneflare.federation.keys import NEXT, admit_member, revoke_member, rotate_coordinator, rotate_member
 from oneflare.federation.member import signer
 from oneflare.federation.opening import make_box
@@ -47,13 +48,13 @@ def office(tmp_path, keys) -> Path:
     return folder
 
 
-def again(office: Path, name: str, key: SigningKey, created: str = NEW, **rules) -> dict:
+def again(office: Path, name: str, key: SigningKey, created: str = NEW, **rules) -> Examination:
     """A fusion in which a member sends anew, signed with this key."""
     box = office.parent / "again"
     box.mkdir(exist_ok=True)
     path = upload_of(read_charter(office), box / f"{name}.safetensors", name, signer(key), created=created)
     content = fuse_federation(office, uploads=box, rules=Rules(keep=True, min_members=1, **rules)).content
-    return next(verdict for verdict in content["verdicts"] if verdict["file"] == str(path))
+    return next(verdict for verdict in content.verdicts if verdict.file == str(path))
 
 
 def test_a_member_replaces_its_key_with_the_old_ones_word(office, keys, capsys):
@@ -68,11 +69,11 @@ def test_a_member_replaces_its_key_with_the_old_ones_word(office, keys, capsys):
     box = office.parent / "more"
     path = upload_of(read_charter(office), box / "north.safetensors", "north", signer(new), created=NEW)
     content = fuse_federation(office, add=[path]).content  # beside the kept one, which the old key signed
-    assert {verdict["status"] for verdict in content["verdicts"]} == {"in", "superseded"}
-    assert again(office, "north", new)["status"] == "in"
+    assert {verdict.status for verdict in content.verdicts} == {"in", "superseded"}
+    assert again(office, "north", new).status == "in"
     verdict = again(office, "north", keys["north"], created="2026-03-01T00:00:00+00:00")
-    assert verdict["status"] == "refused"
-    assert "is signed with a key of north that was revoked on" in verdict["reason"]
+    assert verdict.status == "refused"
+    assert "is signed with a key of north that was revoked on" in verdict.reason
     assert typed(capsys, "server", "rotate", str(office), str(statement))[0] == 2
     assert check_log(office, read_charter(office)).problems == ()
     assert any(entry.event == "rotated" for entry in check_log(office, read_charter(office)).entries)
@@ -101,7 +102,7 @@ def test_a_revoked_key_is_refused_by_name_whatever_the_date(office, keys, capsys
         fuse_federation(office)
     for created in (OLD, "2025-01-01T00:00:00+00:00", "2026-03-01T00:00:00+00:00"):
         verdict = again(office, "north", keys["north"], created=created)
-        assert verdict["status"] == "refused"
+        assert verdict.status == "refused"
     with pytest.raises(ConfigError, match=r"was revoked on .* and does not come back"):
         admit_member(office, "north", keys["north"].public)
     with pytest.raises(ConfigError, match="so its word does not count"):
@@ -110,14 +111,14 @@ def test_a_revoked_key_is_refused_by_name_whatever_the_date(office, keys, capsys
     assert "did you mean 'north'" in typed(capsys, "server", "revoke", str(office), "nort")[2]
     assert "say keep or refuse" in typed(capsys, "server", "revoke", str(office), "south", "--earlier", "maybe")[2]
     admit_member(office, "north", keys["fresh"].public)
-    assert again(office, "north", keys["fresh"], created="2026-04-01T00:00:00+00:00")["status"] == "in"
+    assert again(office, "north", keys["fresh"], created="2026-04-01T00:00:00+00:00").status == "in"
 
 
 def test_a_revocation_covers_what_an_earlier_key_had_signed(office, keys):
     rotate_member(office, succeed("north", keys["north"], keys["fresh"], NEW), keep=True)
-    assert len(fuse_federation(office).content["members"]) == 3
+    assert len(fuse_federation(office).content.members) == 3
     revoke_member(office, "north", keep=True)
-    assert len(fuse_federation(office).content["members"]) == 3
+    assert len(fuse_federation(office).content.members) == 3
     charter = read_charter(office)
     assert {one.keep for one in charter.revoked.values()} == {charter.revoked[keys["north"].public].keep}
     admit_member(office, "north", generate(office / "a.key", office / "a.pub").public)
@@ -129,8 +130,8 @@ def test_a_revocation_covers_what_an_earlier_key_had_signed(office, keys):
 def test_the_coordinator_may_keep_what_was_fused_before(office, keys):
     revoke_member(office, "north", keep=True)
     content = fuse_federation(office).content
-    assert [member["name"] for member in content["members"]] == list(NAMES)
-    assert again(office, "north", keys["north"])["status"] == "refused"
+    assert [member.name for member in content.members] == list(NAMES)
+    assert again(office, "north", keys["north"]).status == "refused"
 
 
 def test_the_coordinator_replaces_its_own_key_and_models_stay_verifiable(office, capsys):
@@ -195,18 +196,18 @@ def test_encrypted_uploads_are_fused_like_plain_ones_and_leave_nothing_behind(of
             office.parent / "inbox" / f"{name}.safetensors", box / f"{name}.safetensors.encrypted", charter.encryption
         )
     content = fuse_federation(office, uploads=box).content
-    assert content["fusions"] == plain["fusions"]
-    assert {Path(member["file"]).name for member in content["members"]} == {f"{n}.safetensors.encrypted" for n in NAMES}
+    assert content.fusions == plain.fusions
+    assert {Path(member.file).name for member in content.members} == {f"{n}.safetensors.encrypted" for n in NAMES}
     assert not (office / ".decrypted").exists()
     damaged = box / "north.safetensors.encrypted"
     damaged.write_bytes(damaged.read_bytes()[:-3])
     foreign = generate_box(office.parent / "foreign.box").public
     encrypt(office.parent / "inbox" / "east.safetensors", box / "east.safetensors.encrypted", foreign)
     content = fuse_federation(office, uploads=box, rules=Rules(min_members=1)).content
-    reasons = {Path(row["file"]).name: row["reason"] for row in content["verdicts"] if row["status"] == "refused"}
+    reasons = {Path(row.file).name: row.reason for row in content.verdicts if row.status == "refused"}
     assert "was encrypted to another key than this federation's" in reasons["east.safetensors.encrypted"]
     assert "cut short" in reasons["north.safetensors.encrypted"]
-    assert [member["name"] for member in content["members"]] == ["south"]
+    assert [member.name for member in content.members] == ["south"]
     (office / "coordinator.box").unlink()
     with pytest.raises(RunError, match=r"is encrypted, and .*coordinator.box is missing"):
         fuse_federation(office, uploads=box)

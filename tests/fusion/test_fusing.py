@@ -97,7 +97,6 @@ def test_all_fusions_of_a_run_in_one_table(own_copy, rich_uploads):
     for name in table.names:
         row = table.runs[0].fusions[name]
         assert row.fuse_seconds > 0
-        assert row.peak_memory_bytes >= 0
         assert (own_copy / "fusions" / name / "model.safetensors").exists()
         assert all(np.isfinite(getattr(row, key)) for key in ("balanced_accuracy", "worst_class", "calibration_error"))
     assert before == {path: path.read_bytes() for path in before}

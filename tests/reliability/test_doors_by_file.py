@@ -18,7 +18,7 @@ from hospitals import COMMAND, oneflare
 from oneflare.federation.charter import Charter, read_charter, revised
 from oneflare.federation.member import signer
 from oneflare.study.attacks import ATTACKS
-from oneflare.upload import seal_upload, write_upload
+from oneflare.upload import Contents, seal_upload, write_upload
 from oneflare.upload.signing import SigningKey, generate
 
 pytestmark = pytest.mark.soak
@@ -58,7 +58,7 @@ def poisoned(charter: Charter, path: Path, key: SigningKey, client: int) -> None
     """mallory's upload, signed with mallory's key, with any client number."""
     network, counts = ATTACKS["sign_flip"](charter.template(), torch.full((10,), 9), 0)
     plain = path.with_suffix(".plain")
-    write_upload(plain, network, charter.contract, client=client, counts=counts, epoch=2)
+    write_upload(plain, network, charter.contract, Contents(client=client, counts=counts, epoch=2))
     seal_upload(plain, path, member="mallory", created=NEW, sign=signer(key))
     plain.unlink()
 

@@ -109,13 +109,13 @@ def test_keys_that_no_longer_count_are_refused(office, tmp_path):
                 read_charter(office), box / "north.safetensors", "north", signer(key), f"{day}T00:00:00+00:00"
             )
             content = fuse_federation(office, add=[path], rules=Rules(min_members=1)).content
-            reasons = [row["reason"] for row in content["verdicts"] if row["file"] == str(path)]
+            reasons = [row.reason for row in content.verdicts if row.file == str(path)]
             assert "is signed with a key of north that was revoked on" in reasons[0]
             refused += 1
     admit_member(office, "north", next_one.public)
     path = upload_of(read_charter(office), tmp_path / "z" / "north.safetensors", "north", signer(next_one), NEW)
-    assert len(fuse_federation(office, add=[path], rules=Rules(min_members=1)).content["members"]) == 3
-    assert len(kept["members"]) == 3
+    assert len(fuse_federation(office, add=[path], rules=Rules(min_members=1)).content.members) == 3
+    assert len(kept.members) == 3
     record_door(
         "revoked-keys",
         promise="whoever has a member's old or stolen key sends nothing under its name",

@@ -17,7 +17,7 @@ from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import load_model
 from oneflare.study.attacks import ATTACKS
 from oneflare.study.lies import LIES, Lie, claiming_more, rewritten
-from oneflare.upload import EVIDENCE, read_upload, seal_upload, write_upload
+from oneflare.upload import EVIDENCE, Contents, read_upload, seal_upload, write_upload
 from oneflare.upload.evidence import DENSITY
 
 pytestmark = pytest.mark.soak
@@ -130,7 +130,8 @@ def test_a_network_that_overflows_takes_nobody_elses_answers(tmp_path, capsys):
         upload_of(charter, tmp_path / "inbox" / f"{name}.safetensors", name)
     fuse_federation(tmp_path / "federation", uploads=tmp_path / "inbox")
     network, counts = ATTACKS["overflowing"](charter.template(), torch.full((10,), 9), 0)
-    write_upload(tmp_path / "x", network, charter.contract, client=charter.client("mallory"), counts=counts, epoch=2)
+    contents = Contents(client=charter.client("mallory"), counts=counts, epoch=2)
+    write_upload(tmp_path / "x", network, charter.contract, contents)
     seal_upload(tmp_path / "x", tmp_path / "inbox" / "mallory.safetensors", member="mallory", created=MADE)
     code, _, said = typed(capsys, "server", "fuse", str(tmp_path / "federation"), "--uploads", str(tmp_path / "inbox"))
     assert code == 0, said

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from oneflare.cli.client import client
 from oneflare.cli.commands import Json
-from oneflare.cli.federation import Folder, client, server
+from oneflare.cli.server import Folder, server
 
 Earlier = Annotated[
     str,

@@ -15,9 +15,9 @@ import typer
 
 from oneflare._version import __version__
 from oneflare.cli import (
+    client,
     commands,
     doctor,
-    federation,
     flower,
     fusing,
     keys,
@@ -111,7 +111,7 @@ app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
 app.add_typer(keys.server, name="server", rich_help_panel="Federate")
 app.add_typer(keys.client, name="client", rich_help_panel="Federate")
-app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")
+app.add_typer(client.upload, name="upload", rich_help_panel="Federate")
 app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
 manners.apply(app)
 

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from oneflare.core.files import read_json
-from oneflare.errors import MemberFault, RunError
+from oneflare.errors import MemberFault
+from oneflare.federation.admission import AdmissionResult
 from oneflare.federation.charter import Charter
 from oneflare.federation.intake import Intake
 from oneflare.federation.log import Event, FederationLog, Position, Verified
+from oneflare.federation.result import FederationResult
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import coordinator_key
 
@@ -48,45 +48,42 @@ def intake_events(intake: Intake, remove: Sequence[str]) -> list[Event]:
 
 
 def decision_events(
-    checked: Mapping[str, Any] | None, faults: Sequence[MemberFault], names: Mapping[int, str]
+    checked: AdmissionResult | None, faults: Sequence[MemberFault], names: Mapping[int, str]
 ) -> list[Event]:
     """Members whose effect on the coordinator's images was accepted, and members that turned out to be of no use."""
-    approved = [] if checked is None else checked["approved"]
+    approved: Sequence[str] = () if checked is None else checked.approved
     events = [Event("refused", {"who": names[fault.client], "reason": str(fault)}) for fault in faults]
     return events + [Event("approved", {"who": name}) for name in approved]
 
 
-def fusion_event(files: FederationFiles, content: Mapping[str, Any]) -> Event:
+def fusion_event(files: FederationFiles, content: FederationResult) -> Event:
     """A model was made, of whom, and what it is."""
     return Event(
         "fused",
         {
-            "members": [f"{member['name']}:{member['digest'][:16]}" for member in content["members"]],
-            "fusion": content["headline"],
-            "suspects": list(content["suspects"]),
-            "model": content["fusions"][content["headline"]]["sha256"],
+            "members": [f"{member.name}:{member.digest[:16]}" for member in content.members],
+            "fusion": content.headline,
+            "suspects": list(content.suspects),
+            "model": content.own.sha256,
             "result": hashlib.sha256(files.result.read_bytes()).hexdigest(),
         },
     )
 
 
-def release_event(charter: Charter, content: Mapping[str, Any]) -> Event:
+def release_event(charter: Charter, content: FederationResult) -> Event:
     """Model and result were signed, with which key."""
-    return Event("released", {"model": content["fusions"][content["headline"]]["sha256"], "key": charter.signing_key})
+    return Event("released", {"model": content.own.sha256, "key": charter.signing_key})
 
 
 def check_log(folder: Path, charter: Charter, expected: Sequence[tuple[str, Position]] = ()) -> Verified:
     """The federation's log, compared with the charter's keys, with the last result, and with what others remember."""
     files, log = FederationFiles(folder), FederationLog(folder, charter.id)
     others = list(expected)
-    if not files.result.exists():
+    last = files.last()
+    if last is None:
         return log.verify(charter.signing_keys, *others)
-    try:
-        known = read_json(files.result).get("log")
-        if known is not None:
-            others.append((files.result.name, Position(int(known["entries"]), known["digest"])))
-    except (RunError, AttributeError, KeyError, TypeError, ValueError):
-        others = list(expected)
+    if last.log is not None:
+        others.append((files.result.name, last.log))
     found = log.verify(charter.signing_keys, *others)
     fused = [entry for entry in found.entries if entry.event == "fused"]
     digest = hashlib.sha256(files.result.read_bytes()).hexdigest()

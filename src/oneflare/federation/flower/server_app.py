@@ -141,10 +141,9 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     fused = fuse_federation(settings.federation, uploads=inbox, rules=rules, test=held_out, observer=observer)
     write_card(fused)
     write_federation_page(fused)
-    for name, fusion in fused.content["fusions"].items():
-        scores = fusion["scores"]
-        measured = f", accuracy {100 * scores['accuracy']:.1f} %" if scores else ""
-        observer.note(f"{name}: {settings.federation / fusion['model']}{measured}")
+    for name, made in fused.content.fusions.items():
+        measured = f", accuracy {100 * made.scores.accuracy:.1f} %" if made.scores else ""
+        observer.note(f"{name}: {settings.federation / made.model}{measured}")
     return fused
 
 
