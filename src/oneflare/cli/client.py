@@ -41,26 +41,6 @@ PatientColumn = Annotated[
 ]
 
 
-@client.command("keygen")
-def keygen(
-    name: Annotated[str, typer.Option("--name", help="Your name in the federation, which also names the two files.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write both files into this folder.")] = Path(),
-) -> None:
-    """Make an Ed25519 key pair: NAME.key stays with you, NAME.pub goes to the coordinator.
-
-    [bold]Example[/bold]
-
-      oneflare client keygen --name north
-    """
-    from oneflare.cli import show
-    from oneflare.upload.signing import check_name, generate
-
-    private, public = (out / f"{check_name(name)}.{ending}" for ending in ("key", "pub"))
-    key = generate(private, public)
-    show.done(f"{private}: your private key. Keep it, copy it to nobody; only you can read the file.")
-    show.done(f"{public}: send this to the coordinator: {key.public}")
-
-
 @client.command("train")
 def train(
     charter_file: Annotated[
@@ -122,7 +102,7 @@ def train(
     from oneflare.errors import ConfigError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.ledger import Ledger, ledger_folder
-    from oneflare.federation.member import Envelope, make_upload_in, member_data, upload_notes
+    from oneflare.federation.member import Envelope, encrypted_for, make_upload_in, member_data, upload_notes
     from oneflare.upload.signing import read_key
 
     if out.suffix != ".safetensors":
@@ -144,10 +124,11 @@ def train(
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
         envelope = Envelope(member, signing, notes)
         made = make_upload_in(envelope, charter, images.data, out, observer=observer, ledger=ledger)
+    sent = encrypted_for(charter, made.path)
     if json:
-        _as_json(charter, images, made, out)
+        _as_json(charter, images, made, sent)
     elif not quiet:
-        _what_was_made(charter, made, out, signed=signing is not None)
+        _what_was_made(charter, made, sent, signed=signing is not None)
 
 
 def _refusal(error: ListedProblems, *, dry_run: bool, json: bool) -> DataError:
@@ -192,27 +173,27 @@ def _dry_run(charter: Charter, images: MemberData, *, json: bool) -> None:
     )
 
 
-def _as_json(charter: Charter, images: MemberData, made: Made, out: Path) -> None:
+def _as_json(charter: Charter, images: MemberData, made: Made, sent: Path) -> None:
     from oneflare.cli import show
     from oneflare.upload.disclosure import disclose
 
     spent = None if made.balance is None else made.balance.to_dict()
     said = {"fingerprint": charter.fingerprint, "notes": list(images.notes), "summary": made.summary.to_dict()}
-    show.as_json(disclose(out).to_dict() | said | {"budget": spent})
+    show.as_json(disclose(made.path).to_dict() | said | {"budget": spent, "send": str(sent)})
 
 
-def _what_was_made(charter: Charter, made: Made, out: Path, *, signed: bool) -> None:
+def _what_was_made(charter: Charter, made: Made, sent: Path, *, signed: bool) -> None:
     """What is in the upload, what it cost of the privacy budget, and what to do with it."""
     from oneflare.cli import show
     from oneflare.cli.show_federation import disclosure
     from oneflare.federation.charter import short
     from oneflare.upload.disclosure import disclose
 
-    disclosure(disclose(out))
+    disclosure(disclose(made.path))
     if made.balance is not None:
         show.line(made.balance.text())
     state = "complete before, nothing to do" if made.complete_before else f"{made.summary.train_seconds:.1f} s"
-    show.line(f"trained ({state}). Send {out} to the coordinator of {charter.name}, by any road; nothing else.")
+    show.line(f"trained ({state}). Send {sent} to the coordinator of {charter.name}, by any road; nothing else.")
     show.line(f"fingerprint of the terms: {short(charter.fingerprint)}; compare it with the coordinator's")
     if not signed:
         show.line("not signed: the coordinator cannot tell who made it; --key signs it")

@@ -39,6 +39,7 @@ from oneflare.federation.identity import in_future
 from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
 from oneflare.nn.hardware import one_thread
 from oneflare.upload import read_manifest, seal_upload
+from oneflare.upload.encryption import SUFFIX, encrypt
 from oneflare.upload.signing import SigningKey
 from oneflare.upload.statistics import Statistics, pack
 
@@ -224,6 +225,15 @@ def _answer(
     elif kept != out:
         manifest = envelope.seal(kept, out)
     return Made(out, manifest, summary, complete, ledger.balance(question))
+
+
+def encrypted_for(charter: Charter, upload: Path) -> Path:
+    """The file to send: the upload, or a file beside it that only the coordinator can read, if the charter asks so."""
+    if charter.encryption is None:
+        return upload
+    target = upload.with_name(upload.name + SUFFIX)
+    encrypt(upload, target, charter.encryption)
+    return target
 
 
 def _same_upload(trained: Path, out: Path, member: str, key: SigningKey | None) -> dict[str, Any] | None:

@@ -17,8 +17,9 @@ from oneflare.fusion.densities import MemberDensities, member_densities
 
 LEAST_MEMBERS = 3
 """with fewer there is no majority that could be right"""
-KNOWN = 0.75
-"""the ratio of an image that shows nothing may be at most this part of what is usual for members' own images"""
+KNOWN = 1.25
+"""how many times the ratio that is usual for members' own images a picture that shows nothing may have: honest members
+of few classes, whose networks take most blobs for one of them, were seen at 0.8, and lies that do harm from 1.6 on"""
 FIT = 2 / 3
 """least agreement of a member's class means with its own prototypes, as a part of the median member's"""
 LEAST_FIT = 0.5
