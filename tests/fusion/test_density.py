@@ -23,6 +23,7 @@ from oneflare.fusion.density.ratio import densities, oracle_shrinkage, shrunk
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
+from oneflare.nn.encoders import both_features
 from oneflare.simulation.stages import run_experiment
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint, unpack_symmetric
 
@@ -38,14 +39,15 @@ def covariance(d: int, seed: int = 0) -> torch.Tensor:
     return factor @ factor.T / d
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory) -> UploadSet:
-    """Three members with evidence of densities, as a run leaves them."""
+@pytest.fixture(scope="module", params=[None, 24], ids=["own", "widened"])
+def federation(tmp_path_factory, request) -> UploadSet:
+    """Three members with evidence of densities, as a run leaves them; also with 16 features widened to 24."""
     from oneflare.client.observer import Observer
     from oneflare.simulation.files import RunFiles
     from oneflare.simulation.simulation import Simulation
 
-    experiment = resolve(TINY, {"method": "flare", "epochs": 3, "train.snapshots": 0})
+    layer = {"method": "flare", "epochs": 3, "train.snapshots": 0, "encoder.dim": request.param}
+    experiment = resolve(TINY, layer)
     folder = tmp_path_factory.mktemp("density") / "run"
     run_experiment(experiment, folder)
     files = RunFiles(folder)
@@ -93,9 +95,10 @@ def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation
     image = federation.contract.image
     found = measure_density(network, data, image)
     with torch.no_grad():
-        raw = network.encoder(prepare(data.images, image)).double().numpy()
+        raw = both_features(network.encoder, prepare(data.images, image)).own.double().numpy()
         noise = torch.cat(list(background(data.images, 256)))
-        behind = network.encoder(prepare(noise, image)).double().numpy()
+        behind = both_features(network.encoder, prepare(noise, image)).own.double().numpy()
+    assert raw.shape[1] == 16
     roots, other = np.sign(raw) * np.sqrt(np.abs(raw)), np.sign(behind) * np.sqrt(np.abs(behind))
     labels = data.labels.numpy()
     for label in range(10):
@@ -114,11 +117,11 @@ def test_the_fused_scores_are_the_equation(federation):
     images = DIGITS.test.images[:20]
     model = federation.members(DensityRatio.of(*densities(federation, federation.counts, 0.5)))
     found = model.logits(images).double()
-    counts, d = federation.counts, federation.contract.dim
+    counts, d = federation.counts, 16
     total, say = np.zeros((20, 10)), np.zeros(10)
     with torch.no_grad():
         for index, (upload, encoder) in enumerate(zip(federation, federation.encoders(), strict=True)):
-            raw = encoder(prepare(images, federation.contract.image)).double()
+            raw = both_features(encoder, prepare(images, federation.contract.image)).own.double()
             u = (raw.sign() * raw.abs().sqrt()).numpy()
             part = {name: tensor.double() for name, tensor in upload.evidence("density.").items()}
             n, held = counts[index].sum(), (counts[index] > 0).sum()

@@ -31,6 +31,7 @@ from oneflare.objective import (
     Controller,
     Proximal,
     Pull,
+    PullOptions,
     build_bank,
     build_controller,
     local_terms,
@@ -65,6 +66,7 @@ class LocalTraining:
         self.controller.to(self.device)
         self.target = None if target is None else target.to(self.device)
         self.objective = objective
+        self.pull = PullOptions(objective.align_classes == "seen", objective.align_reduction == "per_prototype")
         self.train = train
         self.stream = stream
         self.schedule = build_schedule(train.schedule)
@@ -139,7 +141,9 @@ class LocalTraining:
             features = self.network.encoder(views)
         batch = self._batch(features, labels, self.network)
         terms, local = self._local(batch)
-        pull = None if self.target is None else Pull(self.network.prototypes, self.target.at(progress))
+        pull = None
+        if self.target is not None:
+            pull = Pull(self.network.prototypes, self.target.at(progress), labels, self.pull)
         loss = local if pull is None or self.aligning else self.controller.loss(local, pull.loss, progress)
         loss.backward()
         if pull is not None:

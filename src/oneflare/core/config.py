@@ -164,6 +164,15 @@ class ObjectiveConfig(Section):
     supcon_temperature: float = Field(0.07, gt=0)
     proto_temperature: float = Field(1.0, gt=0)
     pcgrad: bool = Field(False, description="where the pull of the anchors opposes the local gradient, project it out")
+    align_classes: Literal["all", "seen"] | None = Field(
+        None,
+        description="prototypes that the anchors pull: of all classes, or of those in the current batch; default: all",
+    )
+    align_reduction: Literal["mean", "per_prototype"] | None = Field(
+        None,
+        description="what lambda weighs: the mean over all C d entries, whose pull on one prototype falls with C "
+        "and d; or per prototype, the pull that the mean has at 10 classes and 512 features; default: mean",
+    )
     bank: Component | None = Field(None, description="features to contrast with: memory or public; default: none")
     alignment_epochs: int | None = Field(
         None, ge=1, description="first epochs that contrast with the public bank only; then the local loss without it"

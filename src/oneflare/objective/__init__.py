@@ -3,7 +3,7 @@
 from oneflare.objective.banks import BANKS, Bank, build_bank
 from oneflare.objective.controllers import CONTROLLERS, ClientFacts, Controller, build_controller
 from oneflare.objective.proximal import Proximal
-from oneflare.objective.pull import Pull
+from oneflare.objective.pull import Pull, PullOptions
 from oneflare.objective.terms import TERMS, Batch, align, local_terms
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Controller",
     "Proximal",
     "Pull",
+    "PullOptions",
     "align",
     "build_bank",
     "build_controller",

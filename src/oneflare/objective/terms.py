@@ -96,6 +96,12 @@ def supervised_contrastive(
     return -(total / number.clamp(min=1)).sum() / (number > 0).sum().clamp(min=1)
 
 
-def align(prototypes: Tensor, anchors: Tensor) -> Tensor:
-    """L_align = MSE(P, A), the mean over C d; for a batch of clients, of each"""
-    return (prototypes - anchors).square().mean((-2, -1))
+def align(prototypes: Tensor, anchors: Tensor, rows: Tensor | None = None) -> Tensor:
+    """L_align = MSE(P, A), the mean over C d; for a batch of clients, of each
+
+    rows: `(..., C)` whether a class counts, where the mean is over some rows only; 0 where none does
+    """
+    squares = (prototypes - anchors).square()
+    if rows is None:
+        return squares.mean((-2, -1))
+    return torch.where(rows, squares.mean(-1), 0.0).sum(-1) / rows.sum(-1).clamp(min=1)

@@ -14,7 +14,8 @@ A convolution is the same W at every place t of the image, a_t the patch there.
     gram          A = E[sum_t a_t a_t^T] of every linear map: X^T X / n
     kronecker     A, and G = E[mean_t g_t g_t^T] with g_t = dl/ds_t: F of a layer is about A (x) G (K-FAC)
     density       of u = root(f(x)), the signed square root of the raw feature: the mean of each class `(C, d)`, the
-                  covariance within classes, and mean and covariance over background images (`client.background`)
+                  covariance within classes, and mean and covariance over background images (`client.background`);
+                  of the encoder's own features where a projection widens them to d
 
 Symmetric matrices travel as their upper triangle, so whoever has `kronecker` also has `gram`.
 """
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from oneflare.nn import PrototypeNetwork
+from oneflare.nn.encoders import own_dim
 from oneflare.upload.statistics import ROUNDING, positive, symmetric, triangle, triangle_size
 
 EVIDENCE = {
@@ -121,8 +123,9 @@ def layout(network: PrototypeNetwork, names: Iterable[str]) -> dict[str, tuple[i
     if "fisher" in offered:
         shapes |= {FISHER + name: tuple(tensor.shape) for name, tensor in network.named_parameters()}
     if "density" in offered:
-        triangular = (triangle_size(dim),)
-        shapes |= {DENSITY_MEANS: (classes, dim), WITHIN: triangular, BACKGROUND_MEAN: (dim,), BACKGROUND: triangular}
+        own = own_dim(network.encoder, dim)
+        triangular = (triangle_size(own),)
+        shapes |= {DENSITY_MEANS: (classes, own), WITHIN: triangular, BACKGROUND_MEAN: (own,), BACKGROUND: triangular}
     for name, module in linear_maps(network).items():
         outputs, inputs = map_shape(network, module)
         if "gram" in offered:
