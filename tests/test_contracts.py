@@ -21,6 +21,7 @@ from oneflare.upload.evidence import EVIDENCE
 
 NEEDS_MORE = {
     "analytic": {"analytic": {"name": "random_conv", "filters": 8}},
+    "open_set_votes": {"method": "fedov"},
     "flare_analytic": {"analytic": {"name": "random_conv", "filters": 8}},
 }
 

@@ -189,9 +189,14 @@ class ObjectiveConfig(Section):
         return self.bank is not None and self.bank["name"] == "public"
 
     @property
+    def open_set(self) -> bool:
+        """Whether there is a class "unknown", which has a prototype of its own and outliers to train it."""
+        return bool(self.terms.get("open_set"))
+
+    @property
     def has_additions(self) -> bool:
-        """Whether a client uses a bank, stages, a proximal term or frozen prototypes beside its loss terms."""
-        return bool(self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
+        """Whether a client uses outliers, a bank, stages, a proximal term or frozen prototypes beside its terms."""
+        return bool(self.open_set or self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
 
 
 class TrainConfig(Section):

@@ -297,8 +297,38 @@ WITH_ADDITIONS = (
     ),
 )
 
+FEDSRA = {"terms": {"cls": 1.0, "supcon": 0.5, "proto_cosine": 0.5}, "supcon_temperature": 0.1}
+
+OTHERS = (
+    Method(
+        "fedsra",
+        "features anchored to a simplex ETF that nobody trains; the server standardises and sums them",
+        "baseline",
+        {
+            "objective": {**FEDSRA, "freeze_prototypes": True},
+            "anchors": {"name": "etf", "scale": 10.0},
+            "upload": {"evidence": ["raw_moments"]},
+            "fusions": ["standardised_raw", "standardised_batch", *SERVERS],
+        },
+        "FedSRA's released code: CE(z A^T/0.1) + 0.5 supcon + 0.5 (1 - cos). Different here: SGD instead of Adam, two "
+        "views per image, and clients with one class train as the others do",
+    ),
+    Method(
+        "fedov",
+        "a class for images unlike the client's own, trained on destroyed images; the surest members vote",
+        "baseline",
+        {
+            "objective": {"terms": {"open_set": 1.0}},
+            "upload": {"evidence": ["unknown"]},
+            "fusions": ["open_set_votes", *SERVERS],
+        },
+        "Diao, Li and He 2023, and its released code. Different here: SGD instead of Adam, features are mixed after "
+        "the encoder, and erased parts are grey",
+    ),
+)
+
 METHODS: dict[str, Method] = {
-    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *WITH_ADDITIONS)
+    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *WITH_ADDITIONS, *OTHERS)
 }
 
 

@@ -35,7 +35,8 @@ class Rule(Protocol):
 
     Features are raw, as the encoder gives them: a rule whose formula is about directions brings them to unit length
     itself. A rule's tensors are its dataclass fields; `RULES` lists the kinds that a model file may name. A rule with a
-    class attribute `own_features = True` gets the features before a projection that widens them.
+    class attribute `own_features = True` gets the features before a projection that widens them. A class attribute
+    `remark` is told to whoever asks the model.
     """
 
     def start(self, images: int) -> Tensor:
@@ -102,8 +103,9 @@ class MemberModel(GlobalModel):
         return Cost(own * len(self.members) + rule_size, len(self.members))
 
     def remarks(self) -> list[str]:
-        """What whoever asked should know: members whose networks overflowed on some images."""
-        return [
+        """What whoever asked should know: what the rule says of itself, and members whose networks overflowed."""
+        told = [self.rule.remark] if hasattr(self.rule, "remark") else []
+        return told + [
             f"member {index + 1} of {len(self.members)} gave no usable answer to {count} images and had no say on them"
             for index, count in enumerate(self.unanswered)
             if count

@@ -2,6 +2,7 @@
 
 from oneflare.objective.banks import BANKS, Bank, build_bank
 from oneflare.objective.controllers import CONTROLLERS, ClientFacts, Controller, build_controller
+from oneflare.objective.open_set import OutlierMaker
 from oneflare.objective.proximal import Proximal
 from oneflare.objective.pull import Pull, PullOptions
 from oneflare.objective.terms import TERMS, Batch, align, local_terms
@@ -14,6 +15,7 @@ __all__ = [
     "Batch",
     "ClientFacts",
     "Controller",
+    "OutlierMaker",
     "Proximal",
     "Pull",
     "PullOptions",

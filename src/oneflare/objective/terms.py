@@ -20,6 +20,20 @@ TERMS: Registry[Tensor] = Registry("loss term")
 
 
 @dataclass(frozen=True)
+class Outliers:
+    """Unit features `(m, d)` of what no class is like, for objectives with a class "unknown"."""
+
+    unknown: Tensor
+    """`(d,)` the prototype of that class"""
+    destroyed: Tensor
+    """of destroyed images"""
+    moved: Tensor
+    """of destroyed images that were moved toward the classes"""
+    mixed: Tensor
+    """between two classes; may have no rows"""
+
+
+@dataclass(frozen=True)
 class Batch:
     """Both views of a batch: unit features z `(2B, d)`, labels `(2B,)`, prototypes P `(C, d)`."""
 
@@ -30,6 +44,7 @@ class Batch:
     proto_temperature: float = 1.0
     bank: tuple[Tensor, Tensor] | None = None
     """features `(m, d)` and labels `(m,)` of earlier batches"""
+    outliers: Outliers | None = None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -65,6 +80,13 @@ def proto_separation(batch: Batch) -> Tensor:
     """cross-entropy of P P^T / t against 0..C-1"""
     similarity = batch.prototypes @ batch.prototypes.T / batch.proto_temperature
     return F.cross_entropy(similarity, torch.arange(len(similarity), device=similarity.device))
+
+
+@TERMS.register("proto_cosine")
+def proto_cosine(batch: Batch) -> Tensor:
+    """mean of 1 - cos(z_i, P_y): how far features are from the direction of their own class"""
+    own = F.normalize(batch.prototypes, dim=1)[batch.labels]
+    return (1 - (batch.features * own).sum(1)).mean()
 
 
 @TERMS.register("supcon")
