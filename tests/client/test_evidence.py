@@ -227,7 +227,7 @@ def indefinite(values: torch.Tensor) -> torch.Tensor:
     [
         ("moments.variance", lambda t: -t - 1, "negative number"),
         ("raw_moments.variance", lambda t: -t - 1, "negative number"),
-        ("raw_moments.mean", lambda t: t + 1e8, "where honest features allow 1e+06"),
+        ("raw_moments.mean", lambda t: t + 1e8, r"where honest features allow 1e\+06"),
         ("moments.mean", lambda t: t + 1, "longer than a mean of unit features"),
         ("class_means", lambda t: t + 1, "longer than a mean of unit features"),
         ("fisher.prototypes", lambda t: t - 1, "negative number"),
