@@ -24,7 +24,7 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.stages import fuse_run, open_run, run_experiment
 from oneflare.study.compare import compare_methods
 from oneflare.study.fusing import DIAGNOSTICS, bench_runs
-from oneflare.upload.evidence import MEASURED
+from oneflare.upload.evidence import EVIDENCE
 from shared import oneflare
 
 with warnings.catch_warnings():  # typer names parts of click that are on their way out
@@ -36,7 +36,8 @@ RICH = {
     "method": "flare_analytic",
     "data": {"name": "digits", "train_size": 260, "test_size": 60, "public": 60},
     "train": {"epochs": 1, "snapshots": 0, "holdout": 0.1},
-    "upload": {"evidence": list(MEASURED)},
+    "objective": {"terms": {"open_set": 1.0}},
+    "upload": {"evidence": list(EVIDENCE)},
     "analytic": {"name": "random_conv"},
     "fusions": ["count_prototypes"],
 }
