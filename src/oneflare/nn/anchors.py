@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from oneflare.core.registry import Registry
@@ -48,17 +49,22 @@ class Target:
 
 
 ANCHORS: Registry[Anchors | None] = Registry("anchors")
-Scale = float | Literal["sqrt_d"]
+
+
+def _checked(scale: Any) -> Any:
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if scale != "sqrt_d" and not (number and 0 < scale < float("inf")):
+        raise ValueError("must be a number greater than 0, or sqrt_d")
+    return scale
+
+
+Scale = Annotated[float | Literal["sqrt_d"], BeforeValidator(_checked)]
 """the length of every row of A; `sqrt_d` is that of prototypes drawn from N(0, 1)"""
 
 
 def length(scale: Scale, dim: int) -> float:
     """The number that `anchors.scale` stands for at `dim` features."""
-    if isinstance(scale, str):
-        return float(dim**0.5)
-    if not scale > 0:
-        raise ConfigError(f"anchors.scale: must be greater than 0, or sqrt_d (got {scale:g})")
-    return scale
+    return float(dim**0.5) if isinstance(scale, str) else scale
 
 
 def build_anchors(spec: Mapping[str, Any], classes: int, dim: int) -> Tensor | None:
