@@ -44,6 +44,7 @@ from oneflare.objective.terms import Outliers
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
+from oneflare.upload.disclosure import disclose
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -242,6 +243,9 @@ def test_a_federation_votes_saves_and_exports(federation, tmp_path):
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").logits(images), model.logits(images))
     assert export_onnx(model, tmp_path / "model.onnx").difference < 1e-4
+    fields = {field.name for field in disclose(uploads.uploads[0].path).fields}
+    assert "unknown" in fields
+    assert "evidence" not in fields  # which is described as averages over images
     alone = build_fusion({"name": "open_set_votes", "experts": 99}).fuse(uploads).model
     assert int(alone.rule.experts) == 3
 

@@ -33,6 +33,8 @@ LOG = "research log"
 ALL_TERMS = {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation": 1.0}
 CLASSIFY = {"terms": {"cls": 1.0}}
 FAFI = {"terms": ALL_TERMS}
+PULLED = {**FAFI, "align_reduction": "per_prototype"}
+"""FAFI's terms, and a lambda that means the same at every number of classes and features (docs/concepts/anchors.md)"""
 REUSED = {
     "V5": "the log also calls the memory bank and the public feature bank V5: here V5-memory and V5-public",
     "V6": "the log also calls two-stage training V6: here V6-two-stage",
@@ -59,7 +61,7 @@ def _aligned(
     *,
     anchors: str = "etf",
     fusion: str = "feature_mean",
-    objective: Mapping[str, Any] = FAFI,
+    objective: Mapping[str, Any] = PULLED,
 ) -> dict[str, Any]:
     """The recipe of FAFI with prototypes pulled toward anchors."""
     return {
@@ -141,7 +143,7 @@ BY_HAND = (
         "pcgrad",
         "etf_annealed, and where alignment opposes the local gradient the conflict is projected out",
         "plan C",
-        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, objective={**FAFI, "pcgrad": True}),
+        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, objective={**PULLED, "pcgrad": True}),
         "Yu et al. 2020",
     ),
 )
@@ -240,7 +242,7 @@ ANALYTIC = (
         "FLARE and statistics in one upload: the analytic posterior, corroborated by what each client knows",
         "ours",
         {
-            "objective": FAFI,
+            "objective": PULLED,
             "anchors": {"name": "etf"},
             "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
             "analytic": STATISTICS,
