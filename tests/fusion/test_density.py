@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_t
 from sklearn.covariance import OAS
 
-from conftest import TINY
 from oneflare.client.background import FEWEST, WAYS, background, quarter_turn, scrambled_phases, shuffled_quadrants
 from oneflare.client.density import measure_density
 from oneflare.core.config import DataConfig
@@ -18,14 +19,21 @@ from oneflare.core.seeds import torch_generator
 from oneflare.data import ClientData, load, prepare
 from oneflare.data.dataset import to_unit
 from oneflare.errors import ConfigError, MemberFault, UploadError
-from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.density.ratio import densities, oracle_shrinkage, shrunk
+from oneflare.fusion import build_fusion, load_model
+from oneflare.fusion.densities import member_densities, oracle_shrinkage, shrunk
+from oneflare.fusion.density.ratio import rule_parts
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
 from oneflare.nn.encoders import both_features
-from oneflare.simulation.stages import run_experiment
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint, unpack_symmetric
+
+
+@pytest.fixture(params=["knowing_members", "widened_members"])
+def members(request):
+    """With 16 features of the encoder's own, and with those widened to 24."""
+    return request.getfixturevalue(request.param)
+
 
 DIGITS = load(DataConfig(train_size=200, test_size=60))
 
@@ -37,22 +45,6 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def covariance(d: int, seed: int = 0) -> torch.Tensor:
     factor = drawn(d, d + 3, seed=seed)
     return factor @ factor.T / d
-
-
-@pytest.fixture(scope="module", params=[None, 24], ids=["own", "widened"])
-def federation(tmp_path_factory, request) -> UploadSet:
-    """Three members with evidence of densities, as a run leaves them; also with 16 features widened to 24."""
-    from oneflare.client.observer import Observer
-    from oneflare.simulation.files import RunFiles
-    from oneflare.simulation.simulation import Simulation
-
-    layer = {"method": "flare", "epochs": 3, "train.snapshots": 0, "encoder.dim": request.param}
-    experiment = resolve(TINY, layer)
-    folder = tmp_path_factory.mktemp("density") / "run"
-    run_experiment(experiment, folder)
-    files = RunFiles(folder)
-    run = Simulation.build(experiment, files, load(experiment.data))
-    return run.collect([files.client(client).read_summary() for client in range(3)], Observer())
 
 
 def test_log_densities_are_scipys_up_to_a_constant_of_the_dimension():
@@ -88,11 +80,44 @@ def test_shrunk_covariances_are_positive_definite_even_of_a_single_image(images,
     assert float(torch.linalg.eigvalsh(found[0])[0]) > 0
 
 
-def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation):
-    network = federation.template
+def test_expected_ratios_are_those_of_images_drawn_from_the_moments(knowing_members):
+    """The mean over 4,000 draws of u ~ N(m_c, S_0); taking densities at the mean distance is off by a few per cent."""
+    densities, counts = member_densities(knowing_members), knowing_members.counts
+    for member, upload in enumerate(knowing_members):
+        part = upload.evidence("density.")
+        n, held, d = counts[member].sum(), (counts[member] > 0).sum(), knowing_members.contract.dim
+        prior = unpack_symmetric(part[BACKGROUND]).trace() / d * torch.eye(d)
+        values, vectors = torch.linalg.eigh((n * unpack_symmetric(part[WITHIN]) + prior) / (n - held + 1))
+        half = vectors * values.clamp(min=0).sqrt()
+        for label in torch.nonzero(counts[member]).flatten().tolist():
+            u = part[DENSITY_MEANS][label].double() + drawn(4000, len(half), seed=label) @ half.T
+            ratios = densities.ratios(member, (u.sign() * u.square()).float())[:, label]
+            found = float(densities.expected[member, label])
+            assert found == pytest.approx(float(ratios.mean()), rel=0.15, abs=0.5)
+
+
+def test_answers_are_as_sure_as_the_law_says_and_otherwise_unchanged(knowing_members):
+    densities = member_densities(knowing_members)
+    root = knowing_members.contract.dim**0.5
+
+    def sharpness(ratio: float) -> float:
+        return dataclasses.replace(densities, expected=torch.full_like(densities.expected, ratio * root)).sharpness
+
+    assert sharpness(1.0) == pytest.approx(2.2)
+    assert sharpness(256.0) == pytest.approx(2.2 / 8)
+    assert sharpness(-3.0) == sharpness(0.01)
+    images = DIGITS.test.images[:20]
+    plain = knowing_members.members(DensityRatio.of(*rule_parts(densities, knowing_members.counts))).logits(images)
+    fused = build_fusion({"name": "density_ratio"}).fuse(knowing_members).model.logits(images)
+    assert densities.sharpness != pytest.approx(1)
+    assert torch.allclose(fused, densities.sharpness * plain, rtol=1e-5)
+
+
+def test_what_a_client_measures_are_numpys_moments_of_rooted_features(members):
+    network = members.template
     network.eval()
     data = ClientData.of(DIGITS.train.take(torch.arange(90)), 10)
-    image = federation.contract.image
+    image = members.contract.image
     found = measure_density(network, data, image)
     with torch.no_grad():
         raw = both_features(network.encoder, prepare(data.images, image)).own.double().numpy()
@@ -112,16 +137,17 @@ def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation
     assert complaint(found, data.counts) is None
 
 
-def test_the_fused_scores_are_the_equation(federation):
+def test_the_fused_scores_are_the_equation(members):
     """Member by member and class by class with SciPy, from what the uploads hold."""
     images = DIGITS.test.images[:20]
-    model = federation.members(DensityRatio.of(*densities(federation, federation.counts, 0.5)))
+    densities = member_densities(members)
+    model = members.members(DensityRatio.of(*rule_parts(densities, members.counts)))
     found = model.logits(images).double()
-    counts, d = federation.counts, 16
+    counts, d, bound = members.counts, 16, densities.bound
     total, say = np.zeros((20, 10)), np.zeros(10)
     with torch.no_grad():
-        for index, (upload, encoder) in enumerate(zip(federation, federation.encoders(), strict=True)):
-            raw = both_features(encoder, prepare(images, federation.contract.image)).own.double()
+        for index, (upload, encoder) in enumerate(zip(members, members.encoders(), strict=True)):
+            raw = both_features(encoder, prepare(images, members.contract.image)).own.double()
             u = (raw.sign() * raw.abs().sqrt()).numpy()
             part = {name: tensor.double() for name, tensor in upload.evidence("density.").items()}
             n, held = counts[index].sum(), (counts[index] > 0).sum()
@@ -134,7 +160,7 @@ def test_the_fused_scores_are_the_equation(federation):
                 scale = (1 + 1 / counts[index, label]) * within
                 ratio = multivariate_t(part[DENSITY_MEANS][label].numpy(), scale.numpy(), df=FREEDOM).logpdf(u) - base
                 weight = float(counts[index, label].sqrt())
-                total[:, label] += weight * np.clip(ratio, -d, d)
+                total[:, label] += weight * np.clip(ratio, -bound, bound)
                 say[label] += weight
     present = say > 0
     assert np.allclose(found.numpy()[:, present], total[:, present] / say[present] / d**0.5, atol=2e-3)
@@ -169,16 +195,32 @@ def test_flare_measures_densities_unless_told_otherwise():
             resolve({"method": "flare", "upload": {"counts": counts}})
 
 
-def test_saved_and_exported_models_give_the_same_answers(federation, tmp_path):
-    model = build_fusion({"name": "density_ratio"}).fuse(federation).model
+def test_saved_and_exported_models_give_the_same_answers(members, tmp_path):
+    model = build_fusion({"name": "density_ratio"}).fuse(members).model
     images = DIGITS.test.images[:30]
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").predict(images), model.predict(images))
     assert export_onnx(model, tmp_path / "model.onnx").difference < 1e-4
 
 
-def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch):
-    original = type(federation.uploads[0]).evidence
+def test_honest_members_with_widened_features_are_believed_and_gates_take_both_features(widened_members):
+    assert not build_fusion({"name": "density_ratio"}).fuse(widened_members).suspects
+    inputs = prepare(DIGITS.test.images, widened_members.contract.image)
+    for by in ("density", "virtual_logit", "length"):
+        model = build_fusion({"name": "gated_votes", "by": by}).fuse(widened_members).model
+        expected = torch.zeros(len(inputs), 10)
+        with torch.no_grad():
+            for member, encoder in enumerate(widened_members.encoders()):
+                own, projected = both_features(encoder, inputs)
+                logits = torch.nn.functional.normalize(projected, dim=1) @ model.rule.prototypes[member].T
+                logits = torch.where(model.rule.held[member] > 0, logits, -torch.inf)
+                knowledge = model.rule.knowledge(member, own, logits)
+                expected += knowledge.clamp(-80, 80).exp()[:, None] * logits.softmax(1)
+        assert torch.allclose(model.logits(DIGITS.test.images), expected.clamp(min=1e-37).log(), atol=1e-3)
+
+
+def test_a_member_whose_background_says_nothing_is_named(knowing_members, monkeypatch):
+    original = type(knowing_members.uploads[0]).evidence
 
     def flat(upload, prefix=""):
         found = original(upload, prefix)
@@ -186,9 +228,9 @@ def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch
             found = {name: torch.zeros_like(tensor) if name == BACKGROUND else tensor for name, tensor in found.items()}
         return found
 
-    monkeypatch.setattr(type(federation.uploads[0]), "evidence", flat)
+    monkeypatch.setattr(type(knowing_members.uploads[0]), "evidence", flat)
     with pytest.raises(MemberFault, match="answers every background image alike") as caught:
-        densities(federation, federation.counts, 0.5)
+        member_densities(knowing_members)
     assert caught.value.client == 1
     assert isinstance(caught.value, UploadError)
 

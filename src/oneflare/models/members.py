@@ -26,6 +26,7 @@ RAW = "raw"
 """what a file of members says their rule is given; files of the first release do not say it, and meant unit features"""
 
 
+BESIDE = "beside"
 LONGEST = 1e6
 """no entry of an honest network's feature is larger; beyond it squares and sums lose their meaning"""
 
@@ -35,7 +36,8 @@ class Rule(Protocol):
 
     Features are raw, as the encoder gives them: a rule whose formula is about directions brings them to unit length
     itself. A rule's tensors are its dataclass fields; `RULES` lists the kinds that a model file may name. A rule with a
-    class attribute `own_features = True` gets the features before a projection that widens them. A class attribute
+    class attribute `own_features = True` gets the features before a projection that widens them, with `BESIDE` both in
+    one row where they differ. A class attribute
     `remark` is told to whoever asks the model.
     """
 
@@ -199,8 +201,11 @@ def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size:
 
 
 def features_for(rule: Rule, features: Features) -> Tensor:
-    """What a rule is given of a member's features."""
-    return features.own if getattr(rule, "own_features", False) else features.projected
+    """What a rule is given of a member's features: f, h, or where they differ f and then h in one row."""
+    wanted = getattr(rule, "own_features", False)
+    if wanted == BESIDE and features.own is not features.projected:
+        return torch.cat([features.projected, features.own], dim=1)
+    return features.own if wanted is True else features.projected
 
 
 def usable(features: Tensor) -> Tensor:
