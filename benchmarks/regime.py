@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import oneflare
-from oneflare.core.config import DataConfig, merge
+from oneflare.core.config import DataConfig
 from oneflare.core.files import write_json, write_text
+from oneflare.core.layers import merge
 from oneflare.core.seeds import torch_generator
 from oneflare.data import Dataset, load
 from oneflare.simulation.stages import read_experiment, read_result
@@ -31,11 +32,11 @@ YARDSTICK = (0.987, 0.959, 0.914, 0.874, 0.597, 0.503)
 SPREAD = (0.0176, 0.0263, 0.0419, 0.0711, 0.1172, 0.1727)
 """inter_client_proto_std there"""
 ARMS: dict[str, dict[str, Any]] = {
-    "mean": {},
-    "projection": {"encoder": {"dim": 512}},
+    "mean": {"objective": {"align_reduction": "mean"}},
+    "projection": {"encoder": {"dim": 512}, "objective": {"align_reduction": "mean"}},
     "per_prototype": {"objective": {"align_reduction": "per_prototype"}},
-    "seen": {"objective": {"align_classes": "seen"}},
-    "projection_seen": {"encoder": {"dim": 512}, "objective": {"align_classes": "seen"}},
+    "seen": {"objective": {"align_reduction": "mean", "align_classes": "seen"}},
+    "projection_seen": {"encoder": {"dim": 512}, "objective": {"align_reduction": "mean", "align_classes": "seen"}},
     "per_prototype_seen": {"objective": {"align_reduction": "per_prototype", "align_classes": "seen"}},
 }
 """how the pull is counted"""
@@ -57,12 +58,12 @@ def held_out(place: str) -> Dataset:
     """A data set whose test images are training images that no client owns."""
     settings = PLACES[place]
     whole = load(settings["data"])
-    order = torch_generator_order(len(whole.train.labels))
+    order = held_out_order(len(whole.train.labels))
     train, test = order[: settings["train"]], order[settings["train"] : settings["train"] + settings["held_out"]]
     return dataclasses.replace(whole, train=whole.train.take(train), test=whole.train.take(test))
 
 
-def torch_generator_order(available: int) -> Any:
+def held_out_order(available: int) -> Any:
     import torch
 
     return torch.randperm(available, generator=torch_generator(0, "held-out training images"))
