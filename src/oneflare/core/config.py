@@ -167,6 +167,15 @@ class ObjectiveConfig(Section):
     supcon_temperature: float = Field(0.07, gt=0)
     proto_temperature: float = Field(1.0, gt=0)
     pcgrad: bool = Field(False, description="where the pull of the anchors opposes the local gradient, project it out")
+    align_classes: Literal["all", "seen"] | None = Field(
+        None,
+        description="prototypes that the anchors pull: of all classes, or of those in the current batch; default: all",
+    )
+    align_reduction: Literal["mean", "per_prototype"] | None = Field(
+        None,
+        description="what lambda weighs: the mean over all C d entries, whose pull on one prototype falls with C "
+        "and d; or per prototype, the pull that the mean has at 10 classes and 512 features; default: mean",
+    )
     bank: Component | None = Field(None, description="features to contrast with: memory or public; default: none")
     alignment_epochs: int | None = Field(
         None, ge=1, description="first epochs that contrast with the public bank only; then the local loss without it"
@@ -183,9 +192,14 @@ class ObjectiveConfig(Section):
         return self.bank is not None and self.bank["name"] == "public"
 
     @property
+    def open_set(self) -> bool:
+        """Whether there is a class "unknown", which has a prototype of its own and outliers to train it."""
+        return bool(self.terms.get("open_set"))
+
+    @property
     def has_additions(self) -> bool:
-        """Whether a client uses a bank, stages, a proximal term or frozen prototypes beside its loss terms."""
-        return bool(self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
+        """Whether a client uses outliers, a bank, stages, a proximal term or frozen prototypes beside its terms."""
+        return bool(self.open_set or self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
 
 
 class TrainConfig(Section):

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.fusion.base import UploadSet
-from oneflare.fusion.densities import MemberDensities, member_densities
+from oneflare.fusion.densities import MemberDensities, member_densities, projected_means
+from oneflare.fusion.trust.probes import own_probe_features
+from oneflare.nn.encoders import widened
 
 LEAST_MEMBERS = 3
 """with fewer there is no majority that could be right"""
@@ -56,6 +58,8 @@ def false_densities(uploads: UploadSet, features: Tensor, densities: MemberDensi
     if not {"density", "counts"} <= uploads.offered or len(uploads) < LEAST_MEMBERS:
         return {}
     densities = member_densities(uploads) if densities is None else densities
+    if widened(uploads.template.encoder) is not None:
+        features = own_probe_features(uploads)
     found = {**_contradicting(uploads, densities), **_too_sure(densities, features)}
     if 2 * len(found) >= len(uploads):
         return {}
@@ -76,7 +80,7 @@ def _too_sure(densities: MemberDensities, features: Tensor) -> dict[int, str]:
 
 def _contradicting(uploads: UploadSet, densities: MemberDensities) -> dict[int, str]:
     fits = [
-        fit(densities.means[row, held], upload.prototypes[held])
+        fit(projected_means(densities.means[row, held], upload, uploads), upload.prototypes[held])
         for row, (upload, held) in enumerate(zip(uploads, densities.held, strict=True))
         if upload.prototypes is not None
     ]
