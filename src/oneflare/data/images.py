@@ -13,9 +13,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -67,9 +67,14 @@ class Decoded(NamedTuple):
     changes: frozenset[str]
 
 
-def decode(sources: Sequence[Source], names: Sequence[str], image: ImageSpec) -> torch.Tensor:
-    """Encoded images -> `(n, channels, size, size)` uint8. The first that cannot be used is a DataError."""
-    images, damaged = decode_all(sources, names, image)
+def decode(
+    sources: Sequence[Source], names: Sequence[str], image: ImageSpec, reader: Reader | None = None
+) -> torch.Tensor:
+    """Encoded images -> `(n, channels, size, size)` uint8, or what another reader gives.
+
+    The first image that cannot be used is a DataError.
+    """
+    images, damaged = (reader or PIXELS).read(sources, names, image)
     if damaged:
         raise DataError(str(damaged[min(damaged)]))
     return images
@@ -114,6 +119,59 @@ def decode_all(
     return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous(), damaged
 
 
+class Reader(Protocol):
+    """How a source of data reads image files: as pixels, or as a backbone's features of them."""
+
+    block: int
+    """files that are read together"""
+
+    def image(self, default: ImageSpec, chosen: int | None, native: int | None = None) -> ImageSpec:
+        """What files are brought to.
+
+        default: for a reader of pixels. chosen: the side in pixels that the user asked for. native: the side that the
+        files have, where it is known.
+        """
+
+    def read(
+        self,
+        sources: Sequence[Source],
+        names: Sequence[str],
+        image: ImageSpec,
+        tally: Tally | None = None,
+        *,
+        refuse_constant: bool = False,
+    ) -> tuple[torch.Tensor, dict[int, Damaged]]:
+        """As `decode_all`: `image` is what the method of that name returned."""
+
+
+class Decoder:
+    """Reads image files as pixels."""
+
+    block = 1024
+
+    def image(self, default: ImageSpec, chosen: int | None, native: int | None = None) -> ImageSpec:
+        del native
+        return replace(default, size=chosen or default.size)
+
+    read = staticmethod(decode_all)
+
+
+PIXELS = Decoder()
+
+
+def as_files(images: torch.Tensor) -> list[bytes]:
+    """Images `(n, c, h, w)`, uint8 or floats in [0, 1], as PNG files of 8 bits, for readers of files."""
+    from PIL import Image
+
+    levels = images if images.dtype == torch.uint8 else (images * 255).round().to(torch.uint8)
+    files = []
+    for pixels in levels.permute(0, 2, 3, 1).numpy():
+        buffer = io.BytesIO()
+        Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, "PNG", compress_level=1)
+        files.append(buffer.getvalue())
+    return files
+
+
 def is_grey(source: Source) -> bool | None:
     """Whether an encoded image has no colour; None where it cannot be read."""
     try:
@@ -140,7 +198,6 @@ def _opened(source: Source) -> Pillow.Image:
 
 
 def _decode_one(source: Source, spec: ImageSpec) -> Decoded:
-    from PIL import Image
 
     rule, changes = spec.pixels, set[str]()
     with _opened(source) as image:
@@ -161,13 +218,25 @@ def _decode_one(source: Source, spec: ImageSpec) -> Decoded:
             if tag_before not in (0, 1):
                 changes.add("turned")
         size = flat.size
-        if size != (spec.size, spec.size):
-            flat = flat.resize((spec.size, spec.size), Image.Resampling.BILINEAR)
+        flat = _square(flat, spec)
     pixels = np.asarray(flat)
     if deep:
         pixels = pixels.round().clip(0, 255).astype(np.uint8)
         pixels = np.repeat(pixels[:, :, None], spec.channels, axis=2)
     return Decoded(pixels.reshape(spec.size, spec.size, spec.channels), size, grey, frozenset(changes))
+
+
+def _square(flat: Pillow.Image, spec: ImageSpec) -> Pillow.Image:
+    """The image with the network's size: squeezed, or the middle of it as the crop says."""
+    from PIL import Image
+
+    side, crop = spec.size, spec.crop
+    if crop is None:
+        return flat if flat.size == (side, side) else flat.resize((side, side), Image.Resampling.BILINEAR)
+    kept = crop.part * min(flat.size)
+    left, top = (flat.width - kept) / 2, (flat.height - kept) / 2
+    filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+    return flat.resize((side, side), filters[crop.resample], (left, top, left + kept, top + kept))
 
 
 def _turn_to_page(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> None:
@@ -338,7 +407,9 @@ class Tally:
         texts = {
             "reduced": f"were reduced {from_sizes} to {size}",
             "enlarged": f"are smaller than {size} and were enlarged",
-            "oblong": "are not square and were squeezed; crop them if that matters",
+            "oblong": "are not square and were squeezed; crop them if that matters"
+            if self.image.crop is None
+            else "are not square, and only their middle was used; crop them if that matters",
             "colour": "are in colour and were turned grey",
             "grey": "are grey and were given three equal channels",
             **CHANGES,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oneflare.data.dataset import ImageSpec, Split
-from oneflare.data.images import IMAGE_SUFFIXES, Damaged, Source, Tally, decode_all
+from oneflare.data.images import IMAGE_SUFFIXES, PIXELS, Damaged, Reader, Source, Tally
 from oneflare.errors import DataError
 
 BLOCK = 1024
@@ -52,23 +52,24 @@ class Gathering:
 
     image: ImageSpec
     classes: Sequence[str]
+    reader: Reader = PIXELS
     tally: Tally = field(init=False)
     damaged: list[Damaged] = field(default_factory=list)
     parts: list[Tensor] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tally = Tally(self.image)
+        self.tally = Tally(self.image.decoded)
 
     def add(self, sources: Sequence[Source], names: Sequence[str], labels: Sequence[int]) -> None:
-        images, damaged = decode_all(sources, names, self.image, self.tally, refuse_constant=True)
+        images, damaged = self.reader.read(sources, names, self.image, self.tally, refuse_constant=True)
         self.parts.append(images)
         self.labels += [label for row, label in enumerate(labels) if row not in damaged]
         self.damaged += [damaged[row] for row in sorted(damaged)]
 
     def add_files(self, files: Sequence[tuple[Path, int]]) -> None:
-        for start in range(0, len(files), BLOCK):
-            block = files[start : start + BLOCK]
+        for start in range(0, len(files), self.reader.block):
+            block = files[start : start + self.reader.block]
             paths = [path for path, _ in block]
             self.add(paths, [str(path) for path in paths], [label for _, label in block])
 
@@ -82,8 +83,8 @@ class Gathering:
             members = split.images[split.labels == label]
             if len(members) > 1 and bool((members == members[0]).all()):
                 raise DataError(
-                    f"all {len(members)} images of class '{name}' are equal once they are {self.image.size}x"
-                    f"{self.image.size}; look at the files, and at the pixels rule if they differ"
+                    f"all {len(members)} images of class '{name}' are equal once they are {self.tally.image.size}x"
+                    f"{self.tally.image.size}; look at the files, and at the pixels rule if they differ"
                 )
         return split
 

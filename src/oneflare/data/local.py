@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from oneflare.data.dataset import ImageSpec, Split
-from oneflare.data.images import Damaged
+from oneflare.data.images import PIXELS, Damaged, Reader
 from oneflare.data.labelled import BLOCK, Gathering, class_files
 from oneflare.errors import DataError, did_you_mean
 
@@ -47,6 +47,7 @@ def read_local(
     image_column: str | None = None,
     label_column: str | None = None,
     skip_damaged: bool = False,
+    reader: Reader = PIXELS,
 ) -> LocalData:
     """Images and labels of a class folder, a parquet file, or a folder of parquet files.
 
@@ -55,7 +56,7 @@ def read_local(
     """
     if not path.exists():
         raise DataError(f"no data at {path}; give a folder with one folder per class, or a parquet file")
-    gathering = Gathering(image, classes)
+    gathering = Gathering(image, classes, reader)
     tables = [path] if path.is_file() else sorted(path.glob("*.parquet"))
     notes: list[str] = []
     if tables:

@@ -33,7 +33,7 @@ class AnalyticModel(GlobalModel):
         return Cost(self.features.parameters + self.weight.numel() + self.bias.numel(), 1)
 
     def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
-        self.check_images(images)
+        images = self.inputs(images)
         parts = [self.features(batch) @ self.weight + self.bias for batch in images.split(batch_size)]
         return torch.cat(parts) if parts else torch.empty(0, len(self.task.classes))
 

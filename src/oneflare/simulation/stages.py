@@ -18,13 +18,15 @@ from oneflare.core.files import digest_of, exclusive, read_json, remove_partial,
 from oneflare.core.plugins import loaded_plugins, source_of
 from oneflare.core.sourcecode import is_installed
 from oneflare.core.stopping import AGAIN, NOTHING, UNCHANGED, on_stop
-from oneflare.data import Dataset, data_digest, given_data, load
+from oneflare.data import Dataset, data_digest, given_data
 from oneflare.errors import ConfigError, RunError
 from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import ARRAYS, given_in_python, resolve
+from oneflare.nn.backbones import give
 from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
+from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.kept import check_figures, recorded_experiment_code, warn_what_changed
 from oneflare.simulation.results import FusionResult, RunResult
@@ -95,6 +97,7 @@ def run(
 
     data: a name, `(x, y)` arrays, a list of `(x, y)` (one per client), a `Dataset`, or any torch data set.
     encoder: a name, a mapping of options, or your own `nn.Module` that returns `(batch, d)`.
+    backbone: a name, a mapping of options, or your own pretrained `nn.Module` that returns `(batch, D)`.
     test: `(x, y)` held-out arrays for data given as arrays.
     progress: one line on stderr that says how far it is; by default in a notebook only.
     """
@@ -116,6 +119,8 @@ def run(
             "kind": type(encoder).__qualname__,
             "digest": _module_digest(encoder),
         }
+    if isinstance(keywords.get("backbone"), nn.Module):
+        keywords["backbone"] = give(keywords["backbone"], _module_digest(keywords["backbone"]))
     layers: list[Layer] = [read_yaml(Path(config))] if config is not None else []
     experiment = resolve(*layers, parse_overrides(overrides), keywords)
     if encoder is not None and not experiment.trains:
@@ -181,11 +186,12 @@ def run_experiment(
         if finished is not None:
             return finished
         choose_device(experiment.train.device)
-        if dataset is None:
+        named = dataset is None
+        if named:
             observer.stage("reading data")
-            dataset = load(experiment.data)
-            for note in dataset.notes:
-                observer.note(note)
+        dataset = load_data(experiment, observer, dataset)
+        for note in dataset.notes if named else ():
+            observer.note(note)
         federation = Simulation.build(experiment, files, dataset, encoder)
         write_json(files.partition, federation.partition.to_dict())
         observer.begin(experiment, dataset, federation.partition)
@@ -231,7 +237,7 @@ def open_run(folder: Path, observer: Observer) -> tuple[Simulation, UploadSet]:
             f"{folder} used arrays or an encoder given in Python; add the fusion to `fusions` and run it again"
         )
     _check_code(folder, experiment, observer)
-    federation = Simulation.build(experiment, files, load(experiment.data))
+    federation = Simulation.build(experiment, files, load_data(experiment, observer))
     return federation, federation.collect(RunResult.read(files.result).clients, observer)
 
 
