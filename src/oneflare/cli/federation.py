@@ -43,8 +43,12 @@ def init(
         ),
     ] = "",
     image_size: Annotated[
-        int, typer.Option("--image-size", help="Images are resized to this many pixels, 8 to 64.")
-    ] = 32,
+        int | None,
+        typer.Option(
+            "--image-size",
+            help="Images are resized to this many pixels, 8 to 1024; default: the backbone's own, or 32.",
+        ),
+    ] = None,
     channels: Annotated[int, typer.Option("--channels", help="1 for grey, 3 for colour.")] = 3,
     mirror: Annotated[bool, typer.Option("--mirror", help="State that a mirrored image keeps its class.")] = False,
     pixels: Annotated[
@@ -83,6 +87,8 @@ def init(
       oneflare server init lungs --classes normal,pneumonia,covid --image-size 64 --channels 1 --pixels bits=12
 
       oneflare server init digits --classes 0,1,2,3 --image-size 8 --channels 1 --member north=north.pub epochs=20
+
+      oneflare server init skin --classes benign,malignant backbone=efficientnet_lite0 method=analytic
     """
     from oneflare.cli import show
     from oneflare.core.config import parse_overrides
@@ -245,24 +251,28 @@ def fuse(
     --remove it. Without such images, only members that differ from the others in their numbers are warned about.
     """
     from oneflare.cli import show
-    from oneflare.cli.progress import Remarks
+    from oneflare.cli.progress import Remarks, progress
     from oneflare.cli.show_federation import fused_federation
     from oneflare.data.local import read_local
     from oneflare.errors import ConfigError
     from oneflare.federation.admission import Admission
     from oneflare.federation.charter import read_charter
     from oneflare.federation.coordinator import Rules, fuse_federation
+    from oneflare.federation.member import charter_reader
     from oneflare.federation.page import write_card, write_federation_page
 
     charter = read_charter(folder)
-    held_out = None if test is None else read_local(test, charter.classes, charter.image.spec())
+    held_out = None
+    if test is not None:
+        with progress(enabled=not quiet, table=False) as watching:
+            held_out = read_local(test, charter.classes, charter.inputs, reader=charter_reader(charter, watching))
     for text in () if held_out is None or quiet else held_out.notes:
         show.note(f"note: {text}")
     if approve and check_images is None:
         raise ConfigError("--approve: nothing is checked without --check-images FOLDER; give both or neither")
     admission = None
     if check_images is not None:
-        own = read_local(check_images, charter.classes, charter.image.spec()).split
+        own = read_local(check_images, charter.classes, charter.inputs, reader=charter_reader(charter)).split
         admission = Admission(own, check_points, tuple(approve or ()))
     fused = fuse_federation(
         folder,
@@ -351,12 +361,20 @@ def train(
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import progress
     from oneflare.cli.show_federation import announce, disclosure, list_damaged, member_progress
     from oneflare.data.labelled import DamagedImages
     from oneflare.errors import ConfigError, DataError
     from oneflare.federation.charter import read_charter, short
     from oneflare.federation.ledger import Ledger, ledger_folder
-    from oneflare.federation.member import Envelope, estimate, make_upload_in, member_data, upload_notes
+    from oneflare.federation.member import (
+        Envelope,
+        charter_reader,
+        estimate,
+        make_upload_in,
+        member_data,
+        upload_notes,
+    )
     from oneflare.study.estimate import duration
     from oneflare.upload.disclosure import disclose
     from oneflare.upload.signing import read_key
@@ -367,9 +385,15 @@ def train(
     signing = None if key is None else read_key(key)
     member = _who(charter, name, signing, out, must_sign=not dry_run)
     try:
-        images = member_data(
-            charter, data, image_column=image_column, label_column=label_column, skip_damaged=skip_damaged
-        )
+        with progress(enabled=not quiet, table=False) as watching:
+            images = member_data(
+                charter,
+                data,
+                image_column=image_column,
+                label_column=label_column,
+                skip_damaged=skip_damaged,
+                reader=charter_reader(charter, watching, rehearse=dry_run),
+            )
     except DamagedImages as error:
         if not dry_run:
             raise DataError(f"{error}; --dry-run lists all, --skip-damaged goes on without them") from None
@@ -385,6 +409,7 @@ def train(
                 {
                     "samples": len(found),
                     "seconds": guess.seconds,
+                    "feature_seconds": images.feature_seconds,
                     "upload_bytes": guess.upload_bytes,
                     "notes": list(images.notes),
                     "damaged": [row._asdict() for row in images.damaged],
@@ -392,6 +417,11 @@ def train(
             )
         else:
             list_damaged(images.damaged)
+            if charter.inputs.backbone is not None:
+                show.line(
+                    f"dry run: computing the features of {len(found)} images by {charter.inputs.backbone.name} takes "
+                    f"about {duration(images.feature_seconds)}, once"
+                )
             show.line(
                 f"dry run: about {duration(guess.seconds)} of training on one core, "
                 f"an upload of {_size(guess.upload_bytes)}; nothing was written"

@@ -102,12 +102,22 @@ def evaluate(
       oneflare evaluate north.safetensors --data held-out      # an upload: that member alone
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import progress
     from oneflare.data.local import class_table, read_local
     from oneflare.metrics import score
+    from oneflare.simulation.features import reader_of
 
     loaded = load(model, fusion, key)
     task = loaded.task
-    local = read_local(data, task.classes, task.image, image_column=image_column, label_column=label_column)
+    with progress(enabled=not json, table=False) as watching:
+        local = read_local(
+            data,
+            task.classes,
+            task.image,
+            image_column=image_column,
+            label_column=label_column,
+            reader=reader_of(task.image, observer=watching),
+        )
     scores = score(loaded.logits(local.split.images), local.split.labels)
     counts = class_table(local.split.labels, task.classes)
     if json:
@@ -151,7 +161,7 @@ def export(
     if json:
         show.as_json({"file": str(made.path), "bytes": made.size_bytes, "difference": made.difference})
         return
-    image = loaded.task.image
+    image = loaded.task.image.decoded
     show.done(
         f"{made.path}: {made.size_bytes:,} bytes, {INPUT} (n, {image.channels}, {image.size}, {image.size}) in [0, 1]; "
         f"probabilities agree with the model to {made.difference:.1g}"

@@ -29,14 +29,15 @@ from oneflare.core.files import digest_of, exclusive, read_json, remove_partial,
 from oneflare.core.seeds import torch_generator
 from oneflare.core.stopping import AGAIN, NOTHING, on_stop
 from oneflare.data import Augmentation, ClientData, Split
-from oneflare.data.images import Damaged
+from oneflare.data.images import Damaged, Reader
 from oneflare.data.labelled import left_out_note
 from oneflare.data.local import LocalData, read_local
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
 from oneflare.federation.identity import in_future
 from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
-from oneflare.nn.hardware import one_thread
+from oneflare.nn.hardware import choose_device, one_thread
+from oneflare.simulation.features import Features, Rehearsal, reader_of
 from oneflare.upload import read_manifest, seal_upload
 from oneflare.upload.signing import SigningKey
 from oneflare.upload.statistics import Statistics, pack
@@ -53,6 +54,8 @@ class MemberData(NamedTuple):
     """what had to be done to make them fit, for the member alone"""
     damaged: tuple[Damaged, ...] = ()
     """images that were left out"""
+    feature_seconds: float = 0.0
+    """what computing a backbone's features would take; they were not computed then, and the images are only checked"""
 
 
 def member_data(
@@ -62,17 +65,27 @@ def member_data(
     image_column: str | None = None,
     label_column: str | None = None,
     skip_damaged: bool = False,
+    reader: Reader | None = None,
 ) -> MemberData:
-    """A member's images, checked against the charter."""
+    """A member's images, or the features of the federation's backbone, checked against the charter."""
+    reader = reader or charter_reader(charter)
     local: LocalData = read_local(
         path,
         charter.classes,
-        charter.image.spec(),
+        charter.inputs,
         image_column=image_column,
         label_column=label_column,
         skip_damaged=skip_damaged,
+        reader=reader,
     )
-    return MemberData(ClientData.of(local.split, len(charter.classes)), local.notes, local.damaged)
+    seconds = reader.seconds if isinstance(reader, Rehearsal) else 0.0
+    return MemberData(ClientData.of(local.split, len(charter.classes)), local.notes, local.damaged, seconds)
+
+
+def charter_reader(charter: Charter, observer: Observer | None = None, *, rehearse: bool = False) -> Reader:
+    """How images are read under the charter; to rehearse: images are checked, and features only timed."""
+    kind = Rehearsal if rehearse else Features
+    return reader_of(charter.inputs, choose_device(charter.terms.train.device).type, observer, kind)
 
 
 def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:

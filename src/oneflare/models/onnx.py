@@ -19,7 +19,9 @@ from oneflare.errors import ConfigError, RunError
 from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
 from oneflare.models.base import GlobalModel, SingleModel
 from oneflare.models.members import MemberModel, added
-from oneflare.nn.feature_maps import Bounded, RandomConv
+from oneflare.nn.backbone_kinds import OnnxNetwork
+from oneflare.nn.backbones import frozen
+from oneflare.nn.feature_maps import Bounded, Identity, RandomConv
 
 TOLERANCE = 1e-4
 """largest difference of a probability between the graph and the model"""
@@ -45,6 +47,7 @@ class Graph(nn.Module):
     def __init__(self, model: GlobalModel) -> None:
         super().__init__()
         self.image = model.task.image
+        self.backbone = _backbone(model)
         self.model = [model]  # in a list: it is no submodule
         self.encoders = nn.ModuleList()
         if isinstance(model, SingleModel):
@@ -59,6 +62,8 @@ class Graph(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model[0]
+        if self.backbone is not None:
+            images = self.backbone(normalise(images, self.image.decoded))[:, :, None, None]
         if isinstance(model, AnalyticModel):
             logits = _analytic(model, images)
         elif isinstance(model, SingleModel):
@@ -78,13 +83,27 @@ class Graph(nn.Module):
         return model.rule.finish(state)
 
 
+def _backbone(model: GlobalModel) -> nn.Module | None:
+    """The frozen network before the model, which the graph then holds."""
+    terms = model.task.image.backbone
+    if terms is None:
+        return None
+    network = frozen(terms).network
+    if isinstance(network, OnnxNetwork):
+        raise ConfigError(f"backbone={terms.name} is an ONNX graph already and cannot be exported with the model")
+    return network
+
+
 def _analytic(model: AnalyticModel, images: Tensor) -> Tensor:
     """The analytic logits without the blocks of images that fix its rounding."""
     features = model.features
     inner = features.features if isinstance(features, Bounded) else features
-    if not isinstance(inner, RandomConv):
+    if isinstance(inner, Identity):
+        phi = images.flatten(1)
+    elif isinstance(inner, RandomConv):
+        phi = inner.traced(images)
+    else:
         raise ConfigError(f"features '{model.spec['name']}' cannot be exported; {REMEDY}")
-    phi = inner.traced(images)
     if isinstance(features, Bounded):
         phi = features.shorten(phi)
     return phi @ model.weight + model.bias
@@ -139,7 +158,7 @@ def _trace(graph: Graph, model: GlobalModel) -> bytes:
 
 
 def _example(model: GlobalModel, batch: int) -> Tensor:
-    image = model.task.image
+    image = model.task.image.decoded
     shape = (batch, image.channels, image.size, image.size)
     return torch.rand(shape, generator=torch_generator(0, "onnx check", batch))
 

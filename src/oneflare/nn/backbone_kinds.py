@@ -109,7 +109,7 @@ def timm(argument: str, *, pinned: Pinned = Pinned()) -> Backbone:
     repository, file = settings.hf_hub_id, "model.safetensors"
 
     def build(files: tuple[Path, ...]) -> nn.Module:
-        network = library.create_model(name, pretrained=False, num_classes=0)
+        network: nn.Module = library.create_model(name, pretrained=False, num_classes=0)
         _load(network, read_state(files[0]), f"timm:{name}", extra=True)
         return network
 

@@ -72,7 +72,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
         y = self.project(F.relu6(self.depthwise(y), inplace=True))
-        return x + y if self.adds else y
+        result: Tensor = x + y if self.adds else y
+        return result
 
 
 class EfficientNetLite(nn.Module):
@@ -124,4 +125,6 @@ def efficientnet_lite(state: Mapping[str, Tensor], stages: tuple[Stage, ...] = L
     """The frozen network with published weights."""
     network = EfficientNetLite(stages)
     network.load_state_dict(folded(network, state))
-    return network.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.eval()
+    return network

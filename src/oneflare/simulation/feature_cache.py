@@ -99,7 +99,7 @@ class FeatureCache:
 
     def read(self, digests: Sequence[bytes], dim: int) -> tuple[Tensor, list[Kept]]:
         """Features `(n, D, 1, 1)` of images that are all there, and what was done to the images."""
-        features, kept = torch.empty(len(digests), dim, 1, 1), [None] * len(digests)
+        features, kept = torch.empty(len(digests), dim, 1, 1), dict[int, Kept]()
         by_chunk: dict[str, list[tuple[int, int]]] = {}
         for row, digest in enumerate(digests):
             name, place = self.places[digest]
@@ -110,5 +110,5 @@ class FeatureCache:
             features[rows] = chunk["features"][places]
             for row, place in pairs:
                 size, grey, changes = chunk["kept"][place]
-                kept[row] = Kept((size[0], size[1]), grey, frozenset(changes))  # type: ignore[call-overload]
-        return features, [one for one in kept if one is not None]
+                kept[row] = Kept((size[0], size[1]), grey, frozenset(changes))
+        return features, [kept[row] for row in range(len(digests))]

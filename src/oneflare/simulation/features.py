@@ -7,6 +7,7 @@ user, are found by the content of the image file.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
+from oneflare.core.seeds import torch_generator
 from oneflare.data import Dataset, ImageSpec, load
 from oneflare.data.images import PIXELS, Damaged, Decoded, Reader, Source, Tally, decode_all
 from oneflare.data.sources import read_again
@@ -103,6 +105,36 @@ class Features:
         }
 
 
+@dataclass
+class Rehearsal(Features):
+    """Checks every image as `Features` does and times the backbone on a few; the features that it gives are random."""
+
+    block: int = 256
+    seconds: float = 0.0
+    """that computing all features would take"""
+
+    def read(
+        self,
+        sources: Sequence[Source],
+        names: Sequence[str],
+        image: ImageSpec,
+        tally: Tally | None = None,
+        *,
+        refuse_constant: bool = False,
+    ) -> tuple[torch.Tensor, dict[int, Damaged]]:
+        with one_thread():
+            self.check(image)
+            assert image.backbone is not None
+            pixels, damaged = decode_all(sources, names, image.decoded, tally, refuse_constant=refuse_constant)
+            some, started = pixels[:DECODED], time.monotonic()
+            frozen(image.backbone, self.device)(some)
+            each = (time.monotonic() - started) / max(1, len(some))
+            self.seconds += each * len(pixels) / self.workers
+            generator = torch_generator(0, "rehearsal", self.done)
+        self.done += len(pixels)
+        return torch.rand(len(pixels), image.channels, 1, 1, generator=generator), damaged
+
+
 @dataclass(frozen=True)
 class _Work:
     sources: Sequence[Source]
@@ -180,9 +212,14 @@ def load_data(experiment: Experiment, observer: Observer | None = None, given: D
     return load(experiment.data, reader)
 
 
-def reader_of(image: ImageSpec, weights: str | None = None, observer: Observer | None = None) -> Reader:
-    """How the images of a federation or of a finished model are read; image: what its networks are fed."""
+def reader_of(
+    image: ImageSpec, device: str = "cpu", observer: Observer | None = None, kind: type[Features] | None = None
+) -> Reader:
+    """How the images of a federation or of a finished model are read.
+
+    image: what its networks are fed; kind: `Rehearsal` where features are not to be computed
+    """
     if image.backbone is None:
         return PIXELS
-    spec = {"name": image.backbone.name, "digest": image.backbone.digest, "dim": image.channels, "weights": weights}
-    return Features(spec, "cpu", default_workers(), observer or Observer())
+    spec = {"name": image.backbone.name, "digest": image.backbone.digest, "dim": image.channels}
+    return (kind or Features)(spec, device, default_workers() if device == "cpu" else 1, observer or Observer())

@@ -43,7 +43,8 @@ def train(message: Message, context: Context) -> Message:
     node = Node.of(context.node_config)
     charter = node.charter(str(read_question(message.content).get("charter", "")))
     member, key = node.identity(charter)
-    data, notes, _ = member_data(charter, node.data, image_column=node.image_column, label_column=node.label_column)
+    found = member_data(charter, node.data, image_column=node.image_column, label_column=node.label_column)
+    data, notes = found.data, found.notes
     log.info("%s (%s): %s trains on %d images", charter.name, short(charter.fingerprint), member, len(data))
     for note in notes:
         log.info("note: %s", note)

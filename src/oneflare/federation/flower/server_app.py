@@ -25,6 +25,7 @@ from oneflare.federation.coordinator import FusedFederation, Rules, fuse_federat
 from oneflare.federation.flower.nodes import read_nodes  # noqa: E402
 from oneflare.federation.identity import identify  # noqa: E402
 from oneflare.federation.intake import Intake, take_in  # noqa: E402
+from oneflare.federation.member import charter_reader  # noqa: E402
 from oneflare.federation.page import write_card, write_federation_page  # noqa: E402
 from oneflare.federation.versions import FederationFiles  # noqa: E402
 from oneflare.simulation.engines.flower.gather import Gathered, Terms, gather  # noqa: E402
@@ -108,7 +109,9 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     Who is not in, and why, is said and written down.
     """
     charter, files = read_charter(settings.federation), FederationFiles(settings.federation)
-    held_out = None if settings.test is None else read_local(settings.test, charter.classes, charter.image.spec()).split
+    held_out = None
+    if settings.test is not None:
+        held_out = read_local(settings.test, charter.classes, charter.inputs, reader=charter_reader(charter)).split
     inbox = settings.federation / "inbox" / f"flower-{run}"
     inbox.mkdir(parents=True, exist_ok=True)
     owners = _owners(charter, settings, files.removed())
