@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent
 ROOMS = {
     "FUSIONS": "fusion/**/*.py",
     "SOURCES": "data/sources.py",
+    "BACKBONES": "nn/backbone_kinds.py",
     "ENCODERS": "nn/encoders.py",
     "CONTROLLERS": "objective/controllers/*.py",
     "FEATURE_MAPS": "nn/feature_maps.py",
@@ -20,7 +21,18 @@ ROOMS = {
     "PARTITIONS": "data/partition.py",
     "SCHEDULES": "core/schedules.py",
 }
-KEYS = ("method", "data", "encoder", "controller", "anchors", "partition.kind", "analytic", "fusions", "engine")
+KEYS = (
+    "method",
+    "data",
+    "backbone",
+    "encoder",
+    "controller",
+    "anchors",
+    "partition.kind",
+    "analytic",
+    "fusions",
+    "engine",
+)
 SHORT = ("alpha", "clients", "epochs", "seed", "workers", "train.lr", "train.batch_size")
 
 
@@ -41,6 +53,7 @@ def method_names() -> list[str]:
 def _values(key: str) -> Iterable[str]:
     registries = {
         "data": "SOURCES",
+        "backbone": "BACKBONES",
         "encoder": "ENCODERS",
         "controller": "CONTROLLERS",
         "anchors": "ANCHORS",

@@ -145,30 +145,32 @@ def hf(argument: str, *, pinned: Pinned = Pinned()) -> Backbone:
     def build(paths: tuple[Path, ...]) -> nn.Module:
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(paths[0].parent, trust_remote_code=False)
-        network = transformers.AutoModel.from_config(config, trust_remote_code=False)
-        _load(network, _inner(read_state(paths[-1]), network), f"hf:{name}", extra=True)
-        return Pooled(network)
+        network, report = transformers.AutoModel.from_pretrained(
+            paths[0].parent,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        missing = sorted(report["missing_keys"])
+        if any(not key.startswith("pooler.") for key in missing):
+            raise ConfigError(f"backbone=hf:{name}: {paths[-1]} has no weights for {missing[0]}")
+        return Pooled(network, pooler=not missing)
 
     return Backbone(_processor(folder / files[1]), weights, build)
-
-
-def _inner(state: dict[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """The state without the prefix that a classifier around the same network adds to its names."""
-    prefix = f"{getattr(network, 'base_model_prefix', '')}."
-    return {name.removeprefix(prefix): value for name, value in state.items()}
 
 
 class Pooled(nn.Module):
     """A network of transformers as features `(n, D)`: its pooled output, or else the first token."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, pooler: bool) -> None:
+        """pooler: whether the published weights have one"""
         super().__init__()
-        self.network = network
+        self.network, self.pooler = network, pooler
 
     def forward(self, images: Tensor) -> Tensor:
         output = self.network(pixel_values=images)
-        pooled = getattr(output, "pooler_output", None)
+        pooled = getattr(output, "pooler_output", None) if self.pooler else None
         features: Tensor = output.last_hidden_state[:, 0] if pooled is None else pooled
         return features.flatten(1)
 
@@ -195,16 +197,19 @@ def onnx(
     pinned: Pinned = Pinned(),
     mean: tuple[float, float, float] = IMAGENET[0],
     std: tuple[float, float, float] = IMAGENET[1],
-    output: str | None = None,
 ) -> Backbone:
-    """onnx:FILE, any ONNX graph from images to features; `mean` and `std` are its constants for pixels in [0, 1]"""
+    """onnx:FILE, any ONNX graph from images to features; `mean` and `std` are its constants for pixels in [0, 1]
+
+    `onnx:FILE#OUTPUT` takes another output of the graph than the first.
+    """
     _required("onnxruntime", "onnx")
-    path = Path(pinned.weights or _argument("onnx", argument, "FILE"))
+    place, _, output = _argument("onnx", argument, "FILE").partition("#")
+    path = Path(pinned.weights or place)
     weights = Weights((path.name,), lambda: path.parent if path.is_file() else None, ("put it at " + str(path),))
     return Backbone(
-        ImageSpec(3, 224, mean, std, crop=Crop(0.875, "bilinear")),
+        ImageSpec(3, 224, tuple(mean), tuple(std), crop=Crop(0.875, "bilinear")),
         weights,
-        lambda files: OnnxNetwork(files[0], output),
+        lambda files: OnnxNetwork(files[0], output or None),
     )
 
 
@@ -225,7 +230,7 @@ class OnnxNetwork(nn.Module):
         self.input = self.session.get_inputs()[0]
         names = [one.name for one in self.session.get_outputs()]
         if output is not None and output not in names:
-            raise ConfigError(f"backbone.output: {path} has no output '{output}'{did_you_mean(output, names)}")
+            raise ConfigError(f"backbone=onnx: {path} has no output '{output}'{did_you_mean(output, names)}")
         self.output = output or names[0]
 
     def forward(self, images: Tensor) -> Tensor:

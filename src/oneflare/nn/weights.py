@@ -47,37 +47,39 @@ class Weights:
 
     def find(self, name: str, pinned: Pinned) -> tuple[Path, ...]:
         """The files, with the digest that was pinned; else an error with the ways to get them."""
-        paths = self._paths(pinned)
+        places = self._places(pinned)
         wanted = pinned.digest or self.digest
-        if paths is None:
+        if not places:
             digest = f" (SHA-256 {wanted})" if wanted else ""
             raise ConfigError(
                 f"backbone={name} needs {' and '.join(self.files)}{digest}, and this machine does not have it; "
                 f"{', or '.join((*self.ways, f'copy it into a folder and set {FOLDER} to that folder', _GIVE))}"
             )
-        actual = digest_of_files(paths)
-        if pinned.digest is not None and actual != pinned.digest:
+        digests = [digest_of_files(paths) for paths in places]
+        if pinned.digest is None:
+            return places[0]
+        if pinned.digest not in digests:
             raise ConfigError(
-                f"backbone={name}: {paths[-1]} has SHA-256 {actual}, but {pinned.digest} was agreed; "
+                f"backbone={name}: {places[0][-1]} has SHA-256 {digests[0]}, but {pinned.digest} was agreed; "
                 f"{', or '.join((*self.ways, _GIVE))}"
             )
-        return paths
+        return places[digests.index(pinned.digest)]
 
-    def _paths(self, pinned: Pinned) -> tuple[Path, ...] | None:
+    def _places(self, pinned: Pinned) -> list[tuple[Path, ...]]:
+        """Wherever the files are on this machine, the most specific place first."""
         if pinned.weights is not None:
             given = Path(pinned.weights)
             if not given.exists():
                 raise ConfigError(f"backbone.weights: there is no file {given}")
-            return tuple(given / file for file in self.files) if given.is_dir() else (given,)
+            return [tuple(given / file for file in self.files) if given.is_dir() else (given,)]
         folders = [Path(os.environ[FOLDER])] if os.environ.get(FOLDER) else []
-        for folder in folders:
-            if all((folder / file).is_file() for file in self.files):
-                return tuple(folder / file for file in self.files)
-        place = self.found()
-        return None if place is None else tuple(place / file for file in self.files)
+        places = [tuple(folder / file for file in self.files) for folder in folders]
+        places = [paths for paths in places if all(path.is_file() for path in paths)]
+        found = self.found()
+        return places if found is None else [*places, tuple(found / file for file in self.files)]
 
 
-_GIVE = "give its file with backbone.weights=FILE"
+_GIVE = "for a run, give its file with backbone.weights=FILE"
 
 
 def digest_of_files(paths: Sequence[Path]) -> str:
