@@ -251,6 +251,7 @@ def test_completed_names_are_those_that_are_registered():
 
     kinds = {
         "fusion": "FUSIONS", "data set": "SOURCES", "encoder": "ENCODERS", "controller": "CONTROLLERS",
+        "backbone": "BACKBONES",
         "feature map": "FEATURE_MAPS", "anchors": "ANCHORS", "partition": "PARTITIONS", "schedule": "SCHEDULES",
     }  # fmt: skip
     assert set(kinds.values()) == set(ROOMS)

@@ -105,6 +105,7 @@ def evaluate(
     from oneflare.cli.progress import progress
     from oneflare.data.local import class_table, read_local
     from oneflare.metrics import score
+    from oneflare.nn.hardware import choose_device
     from oneflare.simulation.features import reader_of
 
     loaded = load(model, fusion, key)
@@ -116,7 +117,7 @@ def evaluate(
             task.image,
             image_column=image_column,
             label_column=label_column,
-            reader=reader_of(task.image, observer=watching),
+            reader=reader_of(task.image, choose_device("auto").type, watching),
         )
     scores = score(loaded.logits(local.split.images), local.split.labels)
     counts = class_table(local.split.labels, task.classes)

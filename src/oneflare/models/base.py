@@ -21,6 +21,7 @@ from oneflare.data import ImageSpec, prepare
 from oneflare.errors import DataError
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.backbones import frozen
+from oneflare.nn.hardware import choose_device
 
 BATCH = 256
 
@@ -130,7 +131,7 @@ class GlobalModel(ABC):
             raise DataError(f"images of shape {tuple(images.shape)} do not fit; the model takes (n, *{wanted[0]})")
         if image.backbone is None or tuple(images.shape[1:]) == wanted[1]:
             return images
-        return frozen(image.backbone)(images)
+        return frozen(image.backbone, choose_device("auto").type)(images)
 
 
 class SingleModel(GlobalModel):
