@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from vision_libraries import require
 
 from oneflare.data.dataset import BackboneTerms, Crop, ImageSpec
-from oneflare.data.images import as_files, decode
+from oneflare.data.images import decode
+from oneflare.data.reading import as_files
 from oneflare.errors import ConfigError
 from oneflare.nn import BACKBONES, backbone_kinds, build_encoder, build_feature_map
 from oneflare.nn.backbone_kinds import LITE0_DIGEST, LITE0_FILE, without_classifier

@@ -20,7 +20,7 @@ from oneflare.errors import ConfigError, DataError
 from oneflare.methods.resolve import resolve
 from oneflare.nn.backbones import frozen, give, input_spec
 from oneflare.simulation.features import CHUNK, Features, Rehearsal, reader_of
-from oneflare.simulation.stages import _module_digest
+from oneflare.simulation.given import module_digest
 
 
 class Eyes(nn.Module):
@@ -59,7 +59,7 @@ def png(seed: int, size: tuple[int, int] = (20, 16)) -> bytes:
 
 def reader(observer: Observer | None = None, workers: int = 1) -> tuple[Features, object]:
     module = Eyes()
-    spec = give(module, _module_digest(module))
+    spec = give(module, module_digest(module))
     return Features(spec, "cpu", workers, observer or Observer()), input_spec(spec, None, 16)
 
 

@@ -20,6 +20,7 @@ ROOMS = {
     "ANCHORS": "nn/anchors.py",
     "PARTITIONS": "data/partition.py",
     "SCHEDULES": "core/schedules.py",
+    "OPTIMISERS": "nn/optimisers.py",
 }
 KEYS = (
     "method",
@@ -32,6 +33,7 @@ KEYS = (
     "analytic",
     "fusions",
     "engine",
+    "train.optimiser",
 )
 SHORT = ("alpha", "clients", "epochs", "seed", "workers", "train.lr", "train.batch_size")
 
@@ -60,6 +62,7 @@ def _values(key: str) -> Iterable[str]:
         "partition.kind": "PARTITIONS",
         "analytic": "FEATURE_MAPS",
         "fusions": "FUSIONS",
+        "train.optimiser": "OPTIMISERS",
     }
     if key == "method":
         return method_names()

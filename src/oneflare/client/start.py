@@ -18,7 +18,7 @@ from oneflare.nn import (
     freeze_prototypes,
     initial_network,
 )
-from oneflare.upload import Contract
+from oneflare.upload import Agreement, Contract
 from oneflare.upload.statistics import Plan
 
 
@@ -41,15 +41,17 @@ def make_contract(
     network = initial_network(spec, image.channels, image.size, len(classes), terms.seed, encoder)
     return Contract.of(
         network,
-        federation=federation,
-        method=terms.method,
-        encoder=spec,
-        anchors=terms.anchors,
-        image=image,
-        classes=classes,
-        statistics=statistics_plan(terms, image, mirror),
-        deep=terms.trains,
-        evidence=terms.upload.evidence,
+        Agreement(
+            federation=federation,
+            method=terms.method,
+            encoder=spec,
+            anchors=terms.anchors,
+            image=image,
+            classes=classes,
+            statistics=statistics_plan(terms, image, mirror),
+            deep=terms.trains,
+            evidence=terms.upload.evidence,
+        ),
     )
 
 

@@ -13,9 +13,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,14 +67,9 @@ class Decoded(NamedTuple):
     changes: frozenset[str]
 
 
-def decode(
-    sources: Sequence[Source], names: Sequence[str], image: ImageSpec, reader: Reader | None = None
-) -> torch.Tensor:
-    """Encoded images -> `(n, channels, size, size)` uint8, or what another reader gives.
-
-    The first image that cannot be used is a DataError.
-    """
-    images, damaged = (reader or PIXELS).read(sources, names, image)
+def decode(sources: Sequence[Source], names: Sequence[str], image: ImageSpec) -> torch.Tensor:
+    """Encoded images -> `(n, channels, size, size)` uint8. The first that cannot be used is a DataError."""
+    images, damaged = decode_all(sources, names, image)
     if damaged:
         raise DataError(str(damaged[min(damaged)]))
     return images
@@ -117,59 +112,6 @@ def decode_all(
     shape = (len(result), image.size, image.size, image.channels)
     stacked = np.stack(result) if result else np.empty(shape, dtype=np.uint8)
     return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous(), damaged
-
-
-class Reader(Protocol):
-    """How a source of data reads image files: as pixels, or as a backbone's features of them."""
-
-    block: int
-    """files that are read together"""
-
-    def image(self, default: ImageSpec, chosen: int | None, native: int | None = None) -> ImageSpec:
-        """What files are brought to.
-
-        default: for a reader of pixels. chosen: the side in pixels that the user asked for. native: the side that the
-        files have, where it is known.
-        """
-
-    def read(
-        self,
-        sources: Sequence[Source],
-        names: Sequence[str],
-        image: ImageSpec,
-        tally: Tally | None = None,
-        *,
-        refuse_constant: bool = False,
-    ) -> tuple[torch.Tensor, dict[int, Damaged]]:
-        """As `decode_all`: `image` is what the method of that name returned."""
-
-
-class Decoder:
-    """Reads image files as pixels."""
-
-    block = 1024
-
-    def image(self, default: ImageSpec, chosen: int | None, native: int | None = None) -> ImageSpec:
-        del native
-        return replace(default, size=chosen or default.size)
-
-    read = staticmethod(decode_all)
-
-
-PIXELS = Decoder()
-
-
-def as_files(images: torch.Tensor) -> list[bytes]:
-    """Images `(n, c, h, w)`, uint8 or floats in [0, 1], as PNG files of 8 bits, for readers of files."""
-    from PIL import Image
-
-    levels = images if images.dtype == torch.uint8 else (images * 255).round().to(torch.uint8)
-    files = []
-    for pixels in levels.permute(0, 2, 3, 1).numpy():
-        buffer = io.BytesIO()
-        Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, "PNG", compress_level=1)
-        files.append(buffer.getvalue())
-    return files
 
 
 def is_grey(source: Source) -> bool | None:
@@ -285,8 +227,9 @@ def _scaled(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> Pill
         raise Refusal(f"this model was trained without a rule for {span}; give it an 8-bit image")
     if rule.bits is None and rule.low is None:
         raise Refusal(
-            f"no rule says how its {span} become brightness; set pixels.bits for whole numbers, "
-            "or pixels.low and pixels.high (data.pixels of a run, image.pixels of a federation)"
+            f"no rule says how its {span} become brightness; before training, set pixels.bits for whole numbers, or "
+            "pixels.low and pixels.high (data.pixels of a run, image.pixels of a federation); a model that was trained "
+            "without such a rule takes 8-bit images"
         )
     if rule.bits is not None and floating:
         raise Refusal(f"pixels.bits does not cover {span}; set pixels.low and pixels.high instead")

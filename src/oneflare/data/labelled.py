@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from oneflare.data.dataset import ImageSpec, Split
-from oneflare.data.images import IMAGE_SUFFIXES, PIXELS, Damaged, Reader, Source, Tally
+from oneflare.data.images import IMAGE_SUFFIXES, Damaged, Source, Tally
+from oneflare.data.reading import PIXELS, Reader
 from oneflare.errors import DataError
 
 BLOCK = 1024

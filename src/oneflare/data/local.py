@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from oneflare.data.dataset import ImageSpec, Split
-from oneflare.data.images import PIXELS, Damaged, Reader
+from oneflare.data.images import Damaged
 from oneflare.data.labelled import BLOCK, Gathering, class_files
+from oneflare.data.reading import PIXELS, Reader
 from oneflare.errors import DataError, did_you_mean
 
 IMAGE_COLUMNS = ("image", "img")

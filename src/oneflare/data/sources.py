@@ -18,18 +18,21 @@ from oneflare.core.config import DataConfig
 from oneflare.core.registry import Registry
 from oneflare.data.dataset import Dataset, ImageSpec, Split, draw_rows, hold_out
 from oneflare.data.hub import quick_hub
-from oneflare.data.images import PIXELS, Reader, as_files, decode, is_grey
-from oneflare.data.labelled import Gathering, class_files
-from oneflare.errors import DataError
+from oneflare.data.images import is_grey
+from oneflare.data.labelled import DamagedImages, Gathering, class_files
+from oneflare.data.reading import PIXELS, Reader, as_files, read_all
+from oneflare.errors import ConfigError, DataError
 
 SOURCES: Registry[Dataset] = Registry("data set")
 
 
 def load(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
-    """The data set an experiment names, already reduced to the wanted sizes.
+    """The data set that an experiment names, reduced to the sizes that it asks for.
 
-    A source that takes a reader has it read its files. The images of other sources are in memory as pixels; a reader
-    of anything else is given them as files.
+    A registered source is a function from a `DataConfig` to a `Dataset` with all its images. It reads what it needs
+    from the settings (`path`, `image_size`, ...) and raises DataError with a remedy where the data cannot be had. A
+    source with a second parameter `reader` has the reader read its files. The images of other sources are in memory as
+    pixels, and a reader of anything else is given them as files.
     """
     source = SOURCES[config.name].factory
     reads = "reader" in inspect.signature(source).parameters
@@ -46,11 +49,20 @@ def read_again(dataset: Dataset, chosen: int | None, reader: Reader) -> Dataset:
 
     def read(split: Split, part: str) -> Split:
         names = [f"{dataset.name} {part} image {row}" for row in range(len(split.labels))]
-        return Split(decode(as_files(split.images), names, image, reader), split.labels)
+        return Split(read_all(as_files(split.images), names, image, reader), split.labels)
 
     public = None if dataset.public is None else read(dataset.public, "public")
     train, test = read(dataset.train, "training"), read(dataset.test, "test")
     return replace(dataset, train=train, test=test, public=public, image=image)
+
+
+def check_reading(config: DataConfig) -> None:
+    """Refuse settings about image files for data that are not read from files of the user's own."""
+    if config.name not in ("digits", *LAYOUTS, "arrays"):
+        return
+    for key in ("pixels", "skip_damaged"):
+        if getattr(config, key) is not None:
+            raise ConfigError(f"data.{key} is for image files of your own (data=folder); data={config.name} has none")
 
 
 @SOURCES.register("digits")
@@ -72,7 +84,7 @@ def digits(config: DataConfig) -> Dataset:
 
 @dataclass(frozen=True)
 class HubLayout:
-    """Columns, splits and pixel constants of a data set as its hub page has them."""
+    """Where a data set is on the Hugging Face hub: its columns and splits, and the constants of its pixels."""
 
     folder: str
     hub: str
@@ -146,7 +158,7 @@ def folder(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
     files, _ = class_files(train_root, names)
     image = reader.image(ImageSpec.default(_channels(files), 32, config.pixels), config.image_size)
     gathering = _gather(files, names, image, reader)
-    train, notes = gathering.split(), gathering.notes()
+    train, notes = _usable(gathering, config), gathering.notes()
     test_root = next((root / part for part in ("test", "valid", "val") if (root / part).is_dir()), None)
     if test_root is None or train_root == root:
         train, test = hold_out(train, config.test_fraction)
@@ -155,7 +167,7 @@ def folder(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
         if unknown:
             raise DataError(f"{test_root} has classes that {train_root} lacks: {', '.join(sorted(unknown))}")
         held_out = _gather(class_files(test_root, names)[0], names, image, reader)
-        test, notes = held_out.split(), (*notes, *(f"of the test part, {note}" for note in held_out.notes()))
+        test, notes = _usable(held_out, config), (*notes, *(f"of the test part, {note}" for note in held_out.notes()))
     return Dataset(f"folder:{root.name}", train, test, names, image, flip=False, notes=notes)
 
 
@@ -175,6 +187,15 @@ def _gather(files: Sequence[tuple[Path, int]], names: Sequence[str], image: Imag
     gathering = Gathering(image, names, reader)
     gathering.add_files(files)
     return gathering
+
+
+def _usable(gathering: Gathering, config: DataConfig) -> Split:
+    try:
+        return gathering.split(skip_damaged=bool(config.skip_damaged))
+    except DamagedImages as error:
+        if not gathering.labels:
+            raise
+        raise DataError(f"{error}; repair or remove them, or go on without them: data.skip_damaged=true") from None
 
 
 def _hub_layout(name: str, config: DataConfig, reader: Reader) -> Dataset:
@@ -272,7 +293,7 @@ def _from_tables(name: str, tables: tuple[_Table, _Table], config: DataConfig, r
         rows = draw_rows(len(table.labels), wanted, config.seed, purpose)
         contents = table.images.take(rows.numpy()).field("bytes").to_pylist()
         places = [f"{table.where} row {int(row)}" for row in rows]
-        splits.append(Split(decode(contents, places, image, reader), table.labels[rows]))
+        splits.append(Split(read_all(contents, places, image, reader), table.labels[rows]))
     number = int(max(train.labels.max(), test.labels.max())) + 1
     names = train.classes or tuple(str(label) for label in range(number))
     return Dataset(name, splits[0], splits[1], names, image, layout.flip)

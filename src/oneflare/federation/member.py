@@ -29,9 +29,10 @@ from oneflare.core.files import digest_of, exclusive, read_json, remove_partial,
 from oneflare.core.seeds import torch_generator
 from oneflare.core.stopping import AGAIN, NOTHING, on_stop
 from oneflare.data import Augmentation, ClientData, Split
-from oneflare.data.images import Damaged, Reader
+from oneflare.data.images import Damaged
 from oneflare.data.labelled import left_out_note
 from oneflare.data.local import LocalData, read_local
+from oneflare.data.reading import Reader
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
 from oneflare.federation.identity import in_future

@@ -58,12 +58,13 @@ class UploadSet:
 
     @property
     def offered(self) -> frozenset[str]:
-        """What a fusion can have."""
+        """The fields that every upload holds, and `public` where there are public images: what `needs` may ask for."""
         own = frozenset.intersection(*(upload.fields for upload in self.uploads))
         return own if self.public is None else own | {"public"}
 
     @property
     def task(self) -> Task:
+        """What the fused model does: its classes, the images that it takes, and the encoder of its members."""
         return Task(self.contract.encoder, self.contract.image, self.contract.classes, self.contract.dim)
 
     @property
@@ -74,7 +75,7 @@ class UploadSet:
 
     @property
     def prototypes(self) -> Tensor:
-        """`(N, C, d)`"""
+        """`(N, C, d)` prototypes of all clients, in the order of the uploads"""
         rows = []
         for upload in self.uploads:
             if upload.prototypes is None:
@@ -93,12 +94,13 @@ class UploadSet:
         return torch.stack(rows)
 
     def statistics(self) -> Statistics:
-        """The sum over clients, one upload in memory at a time."""
+        """The statistics of all clients, added up with one upload in memory at a time."""
         plan = self.plan
         return sum((upload.statistics() for upload in self), Statistics.zeros(plan.dim, len(self.contract.classes)))
 
     @property
     def plan(self) -> Plan:
+        """Which statistics the uploads hold; an UploadError where they hold none."""
         if self.contract.statistics is None:
             raise UploadError("this federation's uploads hold no statistics; set analytic=random_conv for all clients")
         return self.contract.statistics
@@ -168,7 +170,8 @@ class Fusion(ABC):
     """A way to make one model of many uploads.
 
     A fusion is registered under a name (`@FUSIONS.register("mine")`) and chosen by it. Its options are the keyword-only
-    parameters of its constructor, which stores them. The first line of its docstring is shown by `oneflare list`.
+    parameters of its constructor, which stores them. The first line of its docstring is shown by
+    `oneflare methods --parts`.
     """
 
     needs: frozenset[str] = frozenset({"weights", "prototypes"})
@@ -217,6 +220,7 @@ def single_network_fusions() -> list[str]:
 
 
 def build_fusion(spec: Mapping[str, Any]) -> Fusion:
+    """The fusion that `spec` names, `{name: ..., option: ...}`."""
     return FUSIONS.build(spec)
 
 

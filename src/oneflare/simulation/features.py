@@ -19,7 +19,8 @@ from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.seeds import torch_generator
 from oneflare.data import Dataset, ImageSpec, load
-from oneflare.data.images import PIXELS, Damaged, Decoded, Reader, Source, Tally, decode_all
+from oneflare.data.images import Damaged, Decoded, Source, Tally, decode_all
+from oneflare.data.reading import PIXELS, Reader
 from oneflare.data.sources import read_again
 from oneflare.nn.backbones import frozen, input_spec
 from oneflare.nn.hardware import choose_device, one_thread
@@ -34,7 +35,7 @@ DECODED = 16
 
 @dataclass
 class Features:
-    """A reader of image files as features; see `oneflare.data.images.Reader`."""
+    """A reader of image files as features; see `oneflare.data.reading.Reader`."""
 
     backbone: Mapping[str, Any]
     """its pinned spec"""
