@@ -86,6 +86,7 @@ class Features:
             there = len(work.sources) - len(missing)
             found = f" ({there} were found in {work.cache.folder})" if there else ""
             self.observer.stage(f"computing features of {len(missing)} images by {self.backbone['name']}{found}")
+            self.observer.features(self.done, self.total)
         refused: dict[bytes, str] = {}
 
         def on_result(chunk: _Chunk) -> None:
