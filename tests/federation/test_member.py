@@ -49,7 +49,7 @@ def table(folder: Path, images: list, labels: list, names=("image", "label")) ->
 
 
 def test_folder_and_parquet_are_the_same_data(charter, images, tmp_path):
-    by_folder, notes, _ = member_data(charter, images)
+    by_folder, notes = member_data(charter, images)[:2]
     assert notes == ()
     train = digits()[0]
     assert len(by_folder) == 60
@@ -86,7 +86,7 @@ def test_images_of_any_shape_are_brought_to_the_terms_and_it_is_said(charter, tm
         image.paste("white", (0, 0, size[0] // 2, size[1]))
         image.save(tmp_path / "3" / f"{name}.png")
     (tmp_path / "3" / "readme.txt").write_text("x")
-    data, notes, _ = member_data(charter, tmp_path)
+    data, notes = member_data(charter, tmp_path)[:2]
     assert data.images.shape == (3, 1, 8, 8)
     said = " ".join(notes)
     for text in (
