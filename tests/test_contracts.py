@@ -19,11 +19,13 @@ from oneflare.testing import (
     check_source,
 )
 from oneflare.upload.evidence import EVIDENCE
+from oneflare.upload.statistics import FIELDS as STATISTICS
+from oneflare.upload.statistics import parts_for
 
-NEEDS_MORE = {
-    "analytic": {"analytic": {"name": "random_conv", "filters": 8}},
-    "flare_analytic": {"analytic": {"name": "random_conv", "filters": 8}},
-}
+SMALL_MAP = {"name": "random_conv", "filters": 8}
+COMPOSED = {"random_features": {"of": SMALL_MAP, "dim": 40}, "buckets": {"of": SMALL_MAP}}
+OWN_METHOD = {"open_set_votes": {"method": "fedov"}}
+"""fusions whose uploads only one method makes"""
 
 
 @pytest.mark.parametrize("name", list(CONTROLLERS))
@@ -43,7 +45,7 @@ def test_encoders_of_features(name):
 
 @pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name not in ("none", "identity")])
 def test_feature_maps(name):
-    check_feature_map(name, filters=8)
+    check_feature_map(name, **COMPOSED.get(name, {"filters": 8}))
 
 
 def test_the_identity_map():
@@ -52,8 +54,11 @@ def test_the_identity_map():
 
 @pytest.mark.parametrize("name", [name for name in FUSIONS if not getattr(FUSIONS[name].factory, "trains", False)])
 def test_fusions(name):
-    measured = sorted(build_fusion({"name": name}).needs & set(EVIDENCE))
-    check_fusion(name, settings={"upload.evidence": measured} | NEEDS_MORE.get(name, {}))
+    needs = build_fusion({"name": name}).needs
+    statistics = {"analytic": SMALL_MAP, "upload.statistics": parts_for(needs)} if needs & STATISTICS else {}
+    check_fusion(
+        name, settings={"upload.evidence": sorted(needs & set(EVIDENCE))} | statistics | OWN_METHOD.get(name, {})
+    )
 
 
 def test_sources_and_methods():

@@ -18,7 +18,7 @@ from oneflare.nn import (
     simplex_etf,
 )
 from oneflare.nn.anchors import worst_cosine
-from oneflare.nn.encoders import feature_dim, native_dim
+from oneflare.nn.encoders import both_features, feature_dim, native_dim, own_dim
 
 
 @pytest.mark.parametrize("classes", [*range(2, 41), 64, 100, 150, 199, 200])
@@ -39,6 +39,16 @@ def test_anchors_are_a_function_of_kind_sizes_and_seed():
         scaled = build_anchors({"name": kind, "seed": 1, "scale": 4.0}, 10, 16)
         assert torch.allclose(scaled, 4 * one)
     assert build_anchors({"name": "none"}, 10, 16) is None
+
+
+@pytest.mark.parametrize("kind", ["random", "etf", "packing", "progressive"])
+def test_anchors_as_long_as_prototypes_at_the_start(kind):
+    long, unit = (build_anchors({"name": kind, "scale": scale}, 10, 64) for scale in ("sqrt_d", 1))
+    assert torch.allclose(long.norm(dim=1), torch.full((10,), 8.0))
+    assert torch.allclose(long, 8 * unit)
+    for wrong in (0, -1.0, "sqrt"):
+        with pytest.raises(ConfigError, match="scale"):
+            build_anchors({"name": kind, "scale": wrong}, 10, 64)
 
 
 def test_etf_that_does_not_fit_is_refused_with_the_remedy():
@@ -64,6 +74,21 @@ def test_packing_reaches_the_known_optima(classes, dim, best):
     assert torch.allclose(rows.norm(dim=1), torch.ones(classes), atol=1e-6)
     assert worst_cosine(rows) == pytest.approx(best, abs=2e-3)
     assert torch.equal(rows, build_anchors({"name": "packing", "seed": 3}, classes, dim))
+
+
+def test_many_directions_in_few_dimensions_are_far_apart():
+    """Beyond 256 points: near the bound of Welch (1974), which no arrangement can undercut, and far below random."""
+    rows = build_anchors({"name": "packing"}, 300, 16)
+    random = build_anchors({"name": "random"}, 300, 16)
+    bound = ((300 - 16) / (16 * 299)) ** 0.5
+    assert bound <= worst_cosine(rows) < 1.8 * bound
+    assert worst_cosine(rows) < 0.6 * worst_cosine(random)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(300))
+
+
+@pytest.mark.soak
+def test_a_thousand_classes_have_anchors_in_64_dimensions():
+    assert worst_cosine(build_anchors({"name": "packing"}, 1000, 64)) < 0.17
 
 
 def test_packing_beats_chance_and_depends_on_the_seed():
@@ -105,6 +130,25 @@ def test_resnet18_is_the_logs_encoder():
     encoder = build_encoder({"name": "resnet18"}, 3)
     assert native_dim({"name": "resnet18", "width": 64}) == 512
     assert sum(p.numel() for p in encoder.parameters()) == 11_168_832
+
+
+@pytest.mark.parametrize(("dim", "own"), [(None, 16), (16, 16), (40, 16), (8, 8)])
+def test_an_encoders_own_features_are_those_before_a_widening_projection(dim, own):
+    for name in ("conv4", "resnet8"):
+        encoder = build_encoder({"name": name, "width": 4, "dim": dim}, 1).eval()
+        images = torch.rand(3, 1, 8, 8)
+        with torch.no_grad():
+            found, plain = both_features(encoder, images), encoder(images)
+        assert torch.equal(found.projected, plain)
+        assert found.own.shape[1] == own == own_dim(encoder, plain.shape[1])
+        if own < plain.shape[1]:
+            assert torch.equal(encoder.project(found.own), plain)
+        else:
+            assert torch.equal(found.own, plain)
+
+
+def test_a_foreign_encoders_own_features_are_its_features():
+    assert torch.equal(both_features(torch.nn.Flatten(), torch.ones(2, 3, 1, 1)).own, torch.ones(2, 3))
 
 
 def test_auto_dim_leaves_room_for_all_classes():

@@ -20,12 +20,12 @@ from oneflare.cli import (
     doctor,
     flower,
     fusing,
+    keys,
     laboratory,
     manners,
     models,
     parts,
     reporting,
-    server,
     study,
     trust,
 )
@@ -109,8 +109,8 @@ app.command("predict", rich_help_panel="Use a model")(models.predict)
 app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
 app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
-app.add_typer(server.server, name="server", rich_help_panel="Federate")
-app.add_typer(client.client, name="client", rich_help_panel="Federate")
+app.add_typer(keys.server, name="server", rich_help_panel="Federate")
+app.add_typer(keys.client, name="client", rich_help_panel="Federate")
 app.add_typer(client.upload, name="upload", rich_help_panel="Federate")
 app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
 manners.apply(app)

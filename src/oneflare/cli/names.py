@@ -16,7 +16,7 @@ ROOMS = {
     "BACKBONES": "nn/backbone_kinds.py",
     "ENCODERS": "nn/encoders.py",
     "CONTROLLERS": "objective/controllers/*.py",
-    "FEATURE_MAPS": "nn/feature_maps.py",
+    "FEATURE_MAPS": "nn/*_maps.py",
     "ANCHORS": "nn/anchors.py",
     "PARTITIONS": "data/partition.py",
     "SCHEDULES": "core/schedules.py",

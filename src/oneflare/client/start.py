@@ -19,7 +19,7 @@ from oneflare.nn import (
     initial_network,
 )
 from oneflare.upload import Agreement, Contract
-from oneflare.upload.statistics import Plan
+from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan
 
 
 def make_contract(
@@ -78,4 +78,6 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> P
     privacy = None
     if upload.statistics_epsilon is not None:
         privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
-    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy)
+    parts = DEFAULT_PARTS if upload.statistics is None else upload.statistics
+    components = COMPONENTS if upload.statistics_components is None else upload.statistics_components
+    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)

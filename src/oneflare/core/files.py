@@ -27,8 +27,16 @@ ORPHAN_SECONDS = 10.0
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write to a temporary name in the same folder, flush to disk, then rename: a crash leaves old or new."""
+    with writing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write piece by piece, which appears under its name when all of it was written, and else not at all."""
     try:
-        _write_whole(path, content)
+        with _written_whole(path) as file:
+            yield file
     except OSError as error:
         raise RunError(
             f"{path} cannot be written ({error.strerror or error}); make room or choose another folder, "
@@ -36,13 +44,14 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+@contextlib.contextmanager
+def _written_whole(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.{os.getpid()}."
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=TEMPORARY_SUFFIX)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

@@ -30,9 +30,10 @@ from oneflare.core.seeds import torch_generator
 from oneflare.core.stopping import AGAIN, NOTHING, on_stop
 from oneflare.data import Augmentation, ClientData, Split
 from oneflare.data.images import Damaged
-from oneflare.data.labelled import left_out_note
+from oneflare.data.labelled import Inventory, left_out_note
 from oneflare.data.local import LocalData, read_local
 from oneflare.data.reading import Reader
+from oneflare.data.tables import Columns
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
 from oneflare.federation.identity import in_future
@@ -40,6 +41,7 @@ from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.features import Features, Rehearsal, reader_of
 from oneflare.upload import read_manifest, seal_upload
+from oneflare.upload.encryption import SUFFIX, encrypt
 from oneflare.upload.signing import SigningKey
 from oneflare.upload.statistics import Statistics, pack
 
@@ -53,8 +55,10 @@ class MemberData(NamedTuple):
     data: ClientData
     notes: tuple[str, ...]
     """what had to be done to make them fit, for the member alone"""
-    damaged: tuple[Damaged, ...] = ()
+    damaged: tuple[Damaged, ...]
     """images that were left out"""
+    found: Inventory
+    """files by kind, sizes and patients, for the member alone"""
     feature_seconds: float = 0.0
     """what computing a backbone's features would take; they were not computed then, and the images are only checked"""
 
@@ -63,24 +67,21 @@ def member_data(
     charter: Charter,
     path: Path,
     *,
-    image_column: str | None = None,
-    label_column: str | None = None,
+    columns: Columns | None = None,
     skip_damaged: bool = False,
     reader: Reader | None = None,
 ) -> MemberData:
     """A member's images, or the features of the federation's backbone, checked against the charter."""
     reader = reader or charter_reader(charter)
     local: LocalData = read_local(
-        path,
-        charter.classes,
-        charter.inputs,
-        image_column=image_column,
-        label_column=label_column,
-        skip_damaged=skip_damaged,
-        reader=reader,
+        path, charter.classes, charter.inputs, columns=columns, skip_damaged=skip_damaged, reader=reader
     )
+    patients, notes = local.found.patients, local.notes
+    if patients is not None:
+        notes = (f"the images belong to {patients} patients; a patient's images are held out together", *notes)
     seconds = reader.seconds if isinstance(reader, Rehearsal) else 0.0
-    return MemberData(ClientData.of(local.split, len(charter.classes)), local.notes, local.damaged, seconds)
+    data = ClientData.of(local.split, len(charter.classes))
+    return MemberData(data, notes, local.damaged, local.found, seconds)
 
 
 def charter_reader(charter: Charter, observer: Observer | None = None, *, rehearse: bool = False) -> Reader:
@@ -134,7 +135,8 @@ def claimed_member(folder: Path) -> str | None:
 
 
 def _digest(data: ClientData) -> str:
-    return digest_of([tensor_digest(data.images), tensor_digest(data.labels)])
+    whose = [] if data.patients is None else [tensor_digest(data.patients)]
+    return digest_of([tensor_digest(data.images), tensor_digest(data.labels), *whose])
 
 
 def work_folder(out: Path) -> Path:
@@ -241,6 +243,15 @@ def _answer(
     elif kept != out:
         manifest = envelope.seal(kept, out)
     return Made(out, manifest, summary, complete, ledger.balance(question))
+
+
+def encrypted_for(charter: Charter, upload: Path) -> Path:
+    """The file to send: the upload, or a file beside it that only the coordinator can read, if the charter asks so."""
+    if charter.encryption is None:
+        return upload
+    target = upload.with_name(upload.name + SUFFIX)
+    encrypt(upload, target, charter.encryption)
+    return target
 
 
 def _same_upload(trained: Path, out: Path, member: str, key: SigningKey | None) -> dict[str, Any] | None:

@@ -33,6 +33,8 @@ LOG = "research log"
 ALL_TERMS = {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation": 1.0}
 CLASSIFY = {"terms": {"cls": 1.0}}
 FAFI = {"terms": ALL_TERMS}
+PULLED = {**FAFI, "align_reduction": "per_prototype"}
+"""FAFI's terms, and a lambda that means the same at every number of classes and features (docs/concepts/anchors.md)"""
 REUSED = {
     "V5": "the log also calls the memory bank and the public feature bank V5: here V5-memory and V5-public",
     "V6": "the log also calls two-stage training V6: here V6-two-stage",
@@ -44,6 +46,7 @@ REUSED = {
     "V13.1": "the log uses this number for the floor as well as for the ceiling",
 }
 STATISTICS = {"name": "random_conv"}
+GH_OFL = "Turazza, Picone and Mamei, ICLR 2026"
 PUBLIC = {"public": 100}
 """images of the public split, unless data.public says otherwise"""
 SERVERS = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
@@ -59,7 +62,7 @@ def _aligned(
     *,
     anchors: str = "etf",
     fusion: str = "feature_mean",
-    objective: Mapping[str, Any] = FAFI,
+    objective: Mapping[str, Any] = PULLED,
 ) -> dict[str, Any]:
     """The recipe of FAFI with prototypes pulled toward anchors."""
     return {
@@ -68,6 +71,19 @@ def _aligned(
         "controller": controller,
         "fusions": _first(fusion),
     }
+
+
+def _published(
+    name: str,
+    summary: str,
+    reference: str,
+    *,
+    features: Mapping[str, Any] = STATISTICS,
+    fusion: Mapping[str, Any] | None = None,
+) -> Method:
+    """A method that only sums features of fixed maps; its fusion has its name unless another is given."""
+    recipe = {"objective": {"terms": {}}, "analytic": features, "fusions": [fusion or {"name": name}]}
+    return Method(name, f"no training: {summary}", "published", recipe, f"{reference}; docs/analytic.md")
 
 
 BASELINES = (
@@ -141,7 +157,7 @@ BY_HAND = (
         "pcgrad",
         "etf_annealed, and where alignment opposes the local gradient the conflict is projected out",
         "plan C",
-        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, objective={**FAFI, "pcgrad": True}),
+        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, objective={**PULLED, "pcgrad": True}),
         "Yu et al. 2020",
     ),
 )
@@ -240,7 +256,7 @@ ANALYTIC = (
         "FLARE and statistics in one upload: the analytic posterior, corroborated by what each client knows",
         "ours",
         {
-            "objective": FAFI,
+            "objective": PULLED,
             "anchors": {"name": "etf"},
             "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
             "analytic": STATISTICS,
@@ -248,6 +264,29 @@ ANALYTIC = (
             "fusions": ["flare_analytic", "analytic", "density_ratio", *SERVERS],
         },
         "docs/analytic.md",
+    ),
+)
+
+FAMILY = (
+    _published("afl", "least squares on summed statistics", "Zhuang et al., CVPR 2025"),
+    _published("fedcgs", "Gaussians that share the covariance of all images", "Guan, Zhou and Gu, AAAI 2025"),
+    _published("gh_lda", "linear discriminant analysis with a shrunk covariance", GH_OFL),
+    _published("gh_qda", "quadratic discriminant analysis with shrunk covariances of classes", GH_OFL),
+    _published("fisher_mix", "a head trained on Gaussian samples in the Fisher subspace", GH_OFL),
+    _published("fedncm", "the nearest class mean; the smallest upload", "Legate et al., NeurIPS 2023"),
+    _published(
+        "fed3r",
+        "ridge regression on random Fourier features of the map below (Fed3R-RF)",
+        "Fani et al., ICML 2024",
+        features={"name": "random_features", "of": STATISTICS},
+    ),
+    _published("fedpft", "a head trained on samples of Gaussian mixtures", "Beitollahi et al. 2024"),
+    _published(
+        "safle",
+        "ridge regression on one-hot groups of bucketed features of the map below",
+        "Bacellar et al., CVPR 2026",
+        features={"name": "buckets", "of": STATISTICS},
+        fusion={"name": "afl", "ridge": 1000.0},
     ),
 )
 
@@ -297,8 +336,38 @@ WITH_ADDITIONS = (
     ),
 )
 
+FEDSRA = {"terms": {"cls": 1.0, "supcon": 0.5, "proto_cosine": 0.5}, "supcon_temperature": 0.1}
+
+OTHERS = (
+    Method(
+        "fedsra",
+        "features anchored to a simplex ETF that nobody trains; the server standardises and sums them",
+        "baseline",
+        {
+            "objective": {**FEDSRA, "freeze_prototypes": True},
+            "anchors": {"name": "etf", "scale": 10.0},
+            "upload": {"evidence": ["raw_moments"]},
+            "fusions": ["standardised_raw", "standardised_batch", *SERVERS],
+        },
+        "FedSRA's released code: CE(z A^T/0.1) + 0.5 supcon + 0.5 (1 - cos). Different here: SGD instead of Adam, two "
+        "views per image, and clients with one class train as the others do",
+    ),
+    Method(
+        "fedov",
+        "a class for images unlike the client's own, trained on destroyed images; the surest members vote",
+        "baseline",
+        {
+            "objective": {"terms": {"open_set": 1.0}},
+            "upload": {"evidence": ["unknown"]},
+            "fusions": ["open_set_votes", *SERVERS],
+        },
+        "Diao, Li and He 2023, and its released code. Different here: SGD instead of Adam, features are mixed after "
+        "the encoder, and erased parts are grey",
+    ),
+)
+
 METHODS: dict[str, Method] = {
-    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *WITH_ADDITIONS)
+    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *FAMILY, *WITH_ADDITIONS, *OTHERS)
 }
 
 

@@ -23,7 +23,7 @@ from oneflare.data import ImageSpec
 from oneflare.data.images import Decoded
 from oneflare.errors import RunError
 
-ARITHMETIC = 1
+ARITHMETIC = 2
 """version of decoding and of backbones; features of another one are computed again"""
 VARIABLE = "ONEFLARE_CACHE"
 DIGEST_BYTES = 32
@@ -35,9 +35,10 @@ class Kept(NamedTuple):
     size: tuple[int, int]
     grey: bool
     changes: frozenset[str]
+    kind: str
 
     def as_decoded(self, nothing: Tensor) -> Decoded:
-        return Decoded(nothing.numpy(), self.size, self.grey, self.changes)
+        return Decoded(nothing.numpy(), self.size, self.grey, self.changes, self.kind)
 
 
 def cache_folder() -> Path:
@@ -91,7 +92,7 @@ class FeatureCache:
     def write(self, digests: Sequence[bytes], features: Tensor, kept: Sequence[Kept]) -> str:
         """One more chunk; returns its name. features: `(n, D, 1, 1)`"""
         name = f"{secrets.token_hex(8)}.safetensors"
-        listed = [[list(one.size), one.grey, sorted(one.changes)] for one in kept]
+        listed = [[list(one.size), one.grey, sorted(one.changes), one.kind] for one in kept]
         numbers = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
         save_state(self.folder / name, {"digests": numbers, "features": features, "kept": listed})
         (self.folder / name).chmod(0o600)
@@ -109,6 +110,6 @@ class FeatureCache:
             rows, places = (torch.tensor(column) for column in zip(*pairs, strict=True))
             features[rows] = chunk["features"][places]
             for row, place in pairs:
-                size, grey, changes = chunk["kept"][place]
-                kept[row] = Kept((size[0], size[1]), grey, frozenset(changes))
+                size, grey, changes, kind = chunk["kept"][place]
+                kept[row] = Kept((size[0], size[1]), grey, frozenset(changes), kind)
         return features, [kept[row] for row in range(len(digests))]

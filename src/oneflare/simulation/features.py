@@ -164,7 +164,7 @@ class _Record(Tally):
         self.kept: list[Kept] = []
 
     def add(self, decoded: Decoded) -> None:
-        self.kept.append(Kept(decoded.size, decoded.grey, decoded.changes))
+        self.kept.append(Kept(decoded.size, decoded.grey, decoded.changes, decoded.kind))
 
 
 def _extract(work: _Work, device: str, weights: str | None, rows: Sequence[int], observer: Observer) -> _Chunk:

@@ -18,6 +18,7 @@ from torch import Tensor
 from oneflare.core.files import digest_of
 from oneflare.core.strict import strict_json
 from oneflare.errors import UploadError
+from oneflare.upload.class_statistics import CLASS_SCATTER, class_complaint
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -33,6 +34,7 @@ from oneflare.upload.contract import (
     plan_of,
     present,
 )
+from oneflare.upload.mixtures import MEANS, mixture_complaint
 from oneflare.upload.statistics import complaint, limits_of
 from oneflare.upload.tensors import STORED, open_upload
 
@@ -256,5 +258,9 @@ def check_statistics(
     packed = {name.removeprefix(STATISTICS): t for name, t in tensors.items() if name.startswith(STATISTICS)}
     limits = limits_of(contract.statistics, contract.image.channels, contract.image.size)
     reason = complaint(packed, int(manifest["samples"]), limits, contract.statistics.privacy)
+    if reason is None and CLASS_SCATTER in packed:
+        reason = class_complaint(packed, limits)
+    if reason is None and MEANS in packed:
+        reason = mixture_complaint(packed, limits)
     if reason is not None:
         raise UploadError(f"{path}: statistics.{reason}; the client must write its upload again")

@@ -27,6 +27,7 @@ from oneflare.upload.checking import (
     parse_manifest,
     read_header,
 )
+from oneflare.upload.class_statistics import CLASS_SCATTER, ClassStatistics, unpack_classes
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -42,7 +43,18 @@ from oneflare.upload.contract import (
 from oneflare.upload.evidence import FIELDS as EVIDENCE_FIELDS
 from oneflare.upload.evidence import complaint as evidence_complaint
 from oneflare.upload.evidence import offers
-from oneflare.upload.statistics import Statistics, unpack
+from oneflare.upload.mixtures import Mixtures, unpack_mixtures
+from oneflare.upload.statistics import (
+    CLASS_COVARIANCES,
+    DEFAULT_PARTS,
+    G_B_N,
+    MIXTURES,
+    ClassMeans,
+    Statistics,
+    unpack,
+)
+from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
+from oneflare.upload.statistics import offers as statistics_offer
 from oneflare.upload.tensors import StoredTensor, copied_tensors, open_upload, tensor_entries
 
 
@@ -96,16 +108,19 @@ class Upload:
             "weights": self.prototypes is not None,
             "prototypes": self.prototypes is not None,
             "counts": self.counts is not None,
-            "statistics": any(name.startswith(STATISTICS) for name in self.manifest["tensors"]),
             "calibration": self.trust is not None,
         }
-        return frozenset(name for name, offered in held.items() if offered) | offers(
-            self.manifest.get("evidence") or ()
-        )
+        measured = offers(self.manifest.get("evidence") or ())
+        return frozenset(name for name, offered in held.items() if offered) | measured | self._statistics_fields
+
+    @property
+    def _statistics_fields(self) -> frozenset[str]:
+        plan = self.manifest.get("statistics")
+        return frozenset() if plan is None else statistics_offer(plan.get("parts", DEFAULT_PARTS))
 
     def needed_bytes(self, needs: frozenset[str]) -> int:
         """Size of the tensors that a fusion with these needs reads."""
-        needs = needs | offers(needs)
+        needs = needs | offers(needs) | ({G_B_N} if needs & STATISTICS_FIELDS else frozenset())
         return sum(entry.end - entry.start for name, entry in self.entries.items() if _field_of(name) in needs)
 
     @property
@@ -115,11 +130,32 @@ class Upload:
         return None if value is None else float(value)
 
     def statistics(self) -> Statistics:
-        """The analytic statistics."""
+        """The analytic statistics G, b and n."""
+        packed = self._packed(G_B_N)
+        return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(packed)
+
+    def class_means(self) -> ClassMeans:
+        """The sums and counts of each class alone."""
+        return ClassMeans.of(self._packed("class_means"))
+
+    def class_statistics(self) -> ClassStatistics:
+        """The statistics of each class."""
+        return unpack_classes(self._packed(CLASS_COVARIANCES))
+
+    def mixtures(self) -> Mixtures:
+        """The Gaussian mixtures of each class."""
+        return unpack_mixtures(self._packed(MIXTURES))
+
+    def _packed(self, field: str) -> dict[str, Tensor]:
+        """The tensors of the statistics, without their prefix, of an upload that offers this field."""
         tensors = self._tensors(STATISTICS)
         if not tensors:
             raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
-        return unpack({name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()})
+        if field not in self.fields:
+            raise UploadError(
+                f"{self.path}: its statistics hold no {field}; name it in upload.statistics for all clients"
+            )
+        return {name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()}
 
     def evidence(self, prefix: str = "") -> dict[str, Tensor]:
         """What the client measured of its network, by name."""

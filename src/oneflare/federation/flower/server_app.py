@@ -111,7 +111,8 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     charter, files = read_charter(settings.federation), FederationFiles(settings.federation)
     held_out = None
     if settings.test is not None:
-        held_out = read_local(settings.test, charter.classes, charter.inputs, reader=charter_reader(charter)).split
+        reader = charter_reader(charter)
+        held_out = read_local(settings.test, charter.classes, charter.inputs, part="test", reader=reader).split
     inbox = settings.federation / "inbox" / f"flower-{run}"
     inbox.mkdir(parents=True, exist_ok=True)
     owners = _owners(charter, settings, files.removed())
