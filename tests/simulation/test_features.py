@@ -209,6 +209,8 @@ def test_the_digest_counts_in_the_identity_and_the_place_of_the_file_does_not():
     assert digests[0] == digests[1] != digests[2]
     assert experiments[0].encoder["name"] == "mlp"
     assert resolve({"backbone": pinned, "method": "analytic"}).analytic["name"] == "identity"
+    composed = resolve({"backbone": pinned, "method": "safle"}).analytic
+    assert (composed["name"], composed["of"]["name"]) == ("buckets", "identity")
     assert resolve({}).training_digest() == resolve({"backbone": "none"}).training_digest()
 
 

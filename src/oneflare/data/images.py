@@ -25,6 +25,7 @@ from oneflare.core.config import Pixels
 from oneflare.data import dicom, nifti
 from oneflare.data.brightness import MOST_PIXELS, Array, Refusal, Stored, brightness, check_size, chosen_page
 from oneflare.data.dataset import ImageSpec
+from oneflare.data.square import square
 from oneflare.data.tiff import NOT_READ, is_tiff, refuse_misread, refuse_wrapped
 from oneflare.errors import DataError
 
@@ -184,7 +185,7 @@ def _decode_one(source: Source, spec: ImageSpec) -> Decoded:
     changes = set[str]()
     flat, grey, kind = _flat(source, spec, changes)
     size = flat.size
-    flat = _square(flat, spec)
+    flat = square(flat, spec)
     pixels = np.asarray(flat)
     if flat.mode == "F":
         pixels = pixels.round().clip(0, 255).astype(np.uint8)
@@ -232,19 +233,6 @@ def _flat_picture(image: Pillow.Image, spec: ImageSpec, changes: set[str]) -> tu
         if tag_before not in (0, 1):
             changes.add("turned")
     return flat, grey
-
-
-def _square(flat: Pillow.Image, spec: ImageSpec) -> Pillow.Image:
-    """The image with the network's size: squeezed, or the middle of it as the crop says."""
-    from PIL import Image
-
-    side, crop = spec.size, spec.crop
-    if crop is None:
-        return flat if flat.size == (side, side) else flat.resize((side, side), Image.Resampling.BILINEAR)
-    kept = crop.part * min(flat.size)
-    left, top = (flat.width - kept) / 2, (flat.height - kept) / 2
-    filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-    return flat.resize((side, side), filters[crop.resample], (left, top, left + kept, top + kept))
 
 
 def _turn_to_page(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> None:

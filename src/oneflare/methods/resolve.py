@@ -72,7 +72,10 @@ def _on_features(wanted: Layer, recipe: Layer) -> Layer:
     if named_or_none(wanted.get("backbone")) is None:
         return {}
     layer: dict[str, Any] = {"encoder": {"name": "mlp"}, "augment": {"kind": "none"}}
-    if recipe.get("analytic", {"name": "none"}) != {"name": "none"}:
+    statistics = recipe.get("analytic", {"name": "none"})
+    if "of" in statistics:
+        layer["analytic"] = {**statistics, "of": {"name": "identity"}}
+    elif statistics != {"name": "none"}:
         layer["analytic"] = {"name": "identity"}
     return layer
 
