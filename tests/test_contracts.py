@@ -8,6 +8,7 @@ from torch import nn
 
 from oneflare.fusion import FUSIONS, build_fusion
 from oneflare.nn import ENCODERS, FEATURE_MAPS
+from oneflare.nn.encoders import ON_FEATURES
 from oneflare.objective import CONTROLLERS, Controller
 from oneflare.testing import (
     check_controller,
@@ -32,14 +33,23 @@ def test_controllers(name):
     check_controller(name)
 
 
-@pytest.mark.parametrize("name", list(ENCODERS))
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name not in ON_FEATURES])
 def test_encoders(name):
     check_encoder(name, width=4, sizes=(8, 16))
 
 
-@pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name != "none"])
+@pytest.mark.parametrize("name", ON_FEATURES)
+def test_encoders_of_features(name):
+    check_encoder(name, width=4, channels=(7, 40), sizes=(1,))
+
+
+@pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name not in ("none", "identity")])
 def test_feature_maps(name):
     check_feature_map(name, **COMPOSED.get(name, {"filters": 8}))
+
+
+def test_the_identity_map():
+    check_feature_map("identity", channels=12, size=1)
 
 
 @pytest.mark.parametrize("name", [name for name in FUSIONS if not getattr(FUSIONS[name].factory, "trains", False)])

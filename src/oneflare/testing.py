@@ -193,13 +193,14 @@ def check_fusion(name: str, *, settings: dict[str, Any] | None = None, **options
 def tiny_uploads(folder: Path, settings: dict[str, Any] | None = None) -> UploadSet:
     """Three clients' uploads after one epoch on a few digits, read back and verified."""
     from oneflare.client.observer import Observer
+    from oneflare.simulation.features import load_data
     from oneflare.simulation.files import RunFiles
     from oneflare.simulation.simulation import Simulation
     from oneflare.simulation.stages import read_experiment
 
     result = _tiny_run(folder, {"fusions": "average"} | (settings or {}))
     experiment, files = read_experiment(result.folder), RunFiles(result.folder)
-    federation = Simulation.build(experiment, files, load(experiment.data))
+    federation = Simulation.build(experiment, files, load_data(experiment))
     found = [files.client(client).read_summary() for client in range(experiment.partition.clients)]
     return federation.collect([summary for summary in found if summary is not None], Observer())
 

@@ -250,6 +250,7 @@ def test_completed_names_are_those_that_are_registered():
 
     kinds = {
         "fusion": "FUSIONS", "data set": "SOURCES", "encoder": "ENCODERS", "controller": "CONTROLLERS",
+        "backbone": "BACKBONES",
         "feature map": "FEATURE_MAPS", "anchors": "ANCHORS", "partition": "PARTITIONS", "schedule": "SCHEDULES",
         "optimiser": "OPTIMISERS",
     }  # fmt: skip

@@ -158,7 +158,7 @@ def test_arrays_in_every_layout():
     ("x", "y", "message"),
     [
         (np.zeros((4, 12, 13)), np.zeros(4, int), "do not fit"),
-        (np.zeros((4, 4, 4)), np.zeros(4, int), "between 8 and 64"),
+        (np.zeros((4, 4, 4)), np.zeros(4, int), "between 8 and 1024"),
         (np.zeros((4, 12, 12)), np.zeros(3, int), "one label per image"),
         (np.zeros((4, 12, 12)), np.zeros(4), "whole numbers"),
         (np.full((4, 12, 12), 7.0), np.zeros(4, int), r"\[0, 1\]"),

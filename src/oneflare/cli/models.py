@@ -110,14 +110,19 @@ def evaluate(
       oneflare evaluate north.safetensors --data held-out      # an upload: that member alone
     """
     from oneflare.cli import show
+    from oneflare.cli.progress import progress
     from oneflare.data.local import class_table, read_local
     from oneflare.data.tables import Columns
     from oneflare.metrics import score
+    from oneflare.nn.hardware import choose_device
+    from oneflare.simulation.features import reader_of
 
     loaded = load(model, fusion, key)
     task = loaded.task
     columns = Columns(image_column, label_column, patient_column)
-    local = read_local(data, task.classes, task.image, columns=columns, part="test")
+    with progress(enabled=not json, table=False) as watching:
+        reader = reader_of(task.image, choose_device("auto").type, watching)
+        local = read_local(data, task.classes, task.image, columns=columns, part="test", reader=reader)
     scores = score(loaded.logits(local.split.images), local.split.labels)
     counts = class_table(local.split.labels, task.classes)
     if json:
@@ -161,7 +166,7 @@ def export(
     if json:
         show.as_json({"file": str(made.path), "bytes": made.size_bytes, "difference": made.difference})
         return
-    image = loaded.task.image
+    image = loaded.task.image.decoded
     show.done(
         f"{made.path}: {made.size_bytes:,} bytes, {INPUT} (n, {image.channels}, {image.size}, {image.size}) in [0, 1]; "
         f"probabilities agree with the model to {made.difference:.1g}"

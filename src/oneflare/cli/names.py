@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent
 ROOMS = {
     "FUSIONS": "fusion/**/*.py",
     "SOURCES": "data/sources.py",
+    "BACKBONES": "nn/backbone_kinds.py",
     "ENCODERS": "nn/encoders.py",
     "CONTROLLERS": "objective/controllers/*.py",
     "FEATURE_MAPS": "nn/*_maps.py",
@@ -24,6 +25,7 @@ ROOMS = {
 KEYS = (
     "method",
     "data",
+    "backbone",
     "encoder",
     "controller",
     "anchors",
@@ -53,6 +55,7 @@ def method_names() -> list[str]:
 def _values(key: str) -> Iterable[str]:
     registries = {
         "data": "SOURCES",
+        "backbone": "BACKBONES",
         "encoder": "ENCODERS",
         "controller": "CONTROLLERS",
         "anchors": "ANCHORS",

@@ -17,7 +17,7 @@ def methods(
         bool,
         typer.Option(
             "--parts",
-            help="Also list fusions, controllers, encoders, feature maps, data sets, anchors and all other parts.",
+            help="Also list fusions, controllers, backbones, encoders, feature maps, data sets and all other parts.",
         ),
     ] = False,
     json: Json = False,
@@ -79,6 +79,7 @@ def _registries() -> tuple[Any, ...]:
     from oneflare.data.partition import PARTITIONS
     from oneflare.data.sources import SOURCES
     from oneflare.fusion import FUSIONS
+    from oneflare.nn import BACKBONES
     from oneflare.nn.anchors import ANCHORS
     from oneflare.nn.encoders import ENCODERS
     from oneflare.nn.feature_maps import FEATURE_MAPS
@@ -88,6 +89,6 @@ def _registries() -> tuple[Any, ...]:
     from oneflare.objective.terms import TERMS
 
     return (
-        FUSIONS, CONTROLLERS, ENCODERS, FEATURE_MAPS, SOURCES, PARTITIONS, ANCHORS, TERMS, BANKS, SCHEDULES,
+        FUSIONS, CONTROLLERS, BACKBONES, ENCODERS, FEATURE_MAPS, SOURCES, PARTITIONS, ANCHORS, TERMS, BANKS, SCHEDULES,
         OPTIMISERS,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,9 @@ class TerminalObserver(Observer):
         """notes, which the runs of a comparison share"""
         self.fusing: dict[str, Any] = {}
         """the bar of each fusion that trains"""
+        self.computing: Any = None
+        """the bar of a backbone"""
+        self.computing_since = 0.0
 
     def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
         self.clients, self.done, self.credit = len(partition.sizes), 0, {}
@@ -68,6 +72,29 @@ class TerminalObserver(Observer):
             self.bar.update(self.task, clients=text)
         else:
             self.console.print(text)
+
+    def features(self, done: int, total: int) -> None:
+        if self.bar is None:
+            self._tell_features(done, total)
+            return
+        if self.computing is None:
+            self.computing = self.bar.add_task("computing features", total=total, clients="")
+        self.bar.update(self.computing, completed=done, total=total, clients=f"{done}/{total} images")
+        if done >= total:
+            self.bar.remove_task(self.computing)
+            self.computing = None
+
+    def _tell_features(self, done: int, total: int) -> None:
+        """A line at every tenth of the images, with an estimate."""
+        now = time.monotonic()
+        if not self.computing:
+            self.computing, self.computing_since = (done, 0), now
+            return
+        first, tenths = self.computing
+        if 10 * done // total > tenths or done >= total:
+            left = (total - done) * (now - self.computing_since) / max(1, done - first)
+            self.console.print(f"  {done} of {total} images" + (f", {left:.0f} s left" if done < total else ""))
+            self.computing = (first, 10 * done // total) if done < total else None
 
     def fusion_step(self, fusion: str, step: int, steps: int) -> None:
         if self.bar is None:

@@ -39,8 +39,12 @@ def init(
         ),
     ] = "",
     image_size: Annotated[
-        int, typer.Option("--image-size", help="Images are resized to this many pixels, 8 to 64.")
-    ] = 32,
+        int | None,
+        typer.Option(
+            "--image-size",
+            help="Images are resized to this many pixels, 8 to 1024; default: the backbone's own, or 32.",
+        ),
+    ] = None,
     channels: Annotated[int, typer.Option("--channels", help="1 for grey, 3 for colour.")] = 3,
     mirror: Annotated[bool, typer.Option("--mirror", help="State that a mirrored image keeps its class.")] = False,
     pixels: Annotated[
@@ -82,6 +86,8 @@ def init(
       oneflare server init lungs --classes normal,pneumonia,covid --image-size 64 --channels 1 --pixels bits=12
 
       oneflare server init digits --classes 0,1,2,3 --image-size 8 --channels 1 --member north=north.pub epochs=20
+
+      oneflare server init skin --classes benign,malignant backbone=efficientnet_lite0 method=analytic
     """
     from oneflare.cli import show
     from oneflare.core.files import exclusive
@@ -318,9 +324,13 @@ def fuse(
 def _test_images(folder: Path, charter: Charter, *, quiet: bool) -> Split:
     """The images that the model is measured on; what is notable about them goes to stderr."""
     from oneflare.cli import show
+    from oneflare.cli.progress import progress
     from oneflare.data.local import read_local
+    from oneflare.federation.member import charter_reader
 
-    found = read_local(folder, charter.classes, charter.image.spec(), part="test")
+    with progress(enabled=not quiet, table=False) as watching:
+        reader = charter_reader(charter, watching)
+        found = read_local(folder, charter.classes, charter.inputs, part="test", reader=reader)
     for text in () if quiet else found.notes:
         show.note(f"note: {text}")
     return found.split
@@ -329,6 +339,7 @@ def _test_images(folder: Path, charter: Charter, *, quiet: bool) -> Split:
 def _admission(folder: Path, charter: Charter, points: float, approved: Sequence[str]) -> Admission:
     from oneflare.data.local import read_local
     from oneflare.federation.admission import Admission
+    from oneflare.federation.member import charter_reader
 
-    own = read_local(folder, charter.classes, charter.image.spec(), part="test").split
+    own = read_local(folder, charter.classes, charter.inputs, part="test", reader=charter_reader(charter)).split
     return Admission(own, points, tuple(approved))

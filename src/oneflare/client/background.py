@@ -7,6 +7,10 @@ anybody else's images. Four ways of destroying take turns, because no single one
     turned       a quarter turn
     quadrants    the four quadrants in another order, none in its place
     tiles        sixteen tiles in a random order
+
+Of a backbone's features there is nothing to turn or to shuffle, so they have a way of their own:
+
+    mixed        every feature comes from another one of the client's images, drawn independently
 """
 
 from __future__ import annotations
@@ -72,14 +76,26 @@ WAYS: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
 )
 
 
+def mixed_features(features: Tensor, generator: torch.Generator) -> Tensor:
+    """`(n, D, 1, 1)`, each feature in an order of its own over the images: its distribution stays, what it goes with
+    is lost."""
+    orders = torch.rand(features.shape[:2], generator=generator).argsort(0)
+    return features.flatten(1).gather(0, orders).view_as(features)
+
+
 def background(images: Tensor, block: int) -> Iterator[Tensor]:
     """A client's images `(n, c, h, w)` destroyed, in blocks, floats in [0, 1]; the same for the same images.
 
-    Each image is destroyed in one way, which take turns; where there are few images, in up to all four.
+    Each image is destroyed in one way, which take turns; where there are few images, in up to all four. Features, which
+    are images of one pixel, are mixed over all images instead, as often.
     """
     if len(images) == 0:
         return
     copies = max(1, min(len(WAYS), FEWEST // max(len(images), 1)))
+    if images.shape[2:] == (1, 1):
+        for copy in range(copies):
+            yield from mixed_features(images.float(), torch_generator(0, "mixed features", copy)).split(block)
+        return
     for copy in range(copies):
         for number, part in enumerate(images.split(block)):
             generator = torch_generator(0, "background", copy, number)

@@ -42,6 +42,9 @@ class Observer:
     def stage(self, text: str) -> None:
         """Another stage begins."""
 
+    def features(self, done: int, total: int) -> None:
+        """A backbone has computed the features of this many of the images whose features were not there."""
+
     def fusion_step(self, fusion: str, step: int, steps: int) -> None:
         """A fusion that trains has done this many of its steps."""
 
@@ -84,6 +87,9 @@ class Relay(Observer):
 
     def stage(self, text: str) -> None:
         self._send("stage", (text,))
+
+    def features(self, done: int, total: int) -> None:
+        self._send("features", (done, total))
 
     def fusion_step(self, fusion: str, step: int, steps: int) -> None:
         self._send("fusion_step", (fusion, step, steps))

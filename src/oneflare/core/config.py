@@ -23,6 +23,9 @@ from pydantic import (
 from oneflare import _version
 from oneflare.core.files import digest_of
 
+LARGEST_SIDE = 1024
+"""of images as networks are fed them, in pixels"""
+
 
 def named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
@@ -33,6 +36,12 @@ def _has_name(value: Any) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("must be a name or a mapping with a 'name'")
     return value
+
+
+def named_or_none(value: Any) -> Any:
+    """A component as a mapping with its name; None where there is none."""
+    value = None if value in ("none", None) else _has_name(value)
+    return None if value is not None and value["name"] == "none" else value
 
 
 def _name_list(value: Any) -> Any:
@@ -113,7 +122,11 @@ class DataConfig(Section):
     train_size: int | None = Field(None, ge=1, description="seeded subset of the training images")
     test_size: int | None = Field(None, ge=1, description="seeded subset of the test images")
     image_size: int | None = Field(
-        None, ge=8, le=64, description="side to which images are brought; default: the data set's own, 32 for a folder"
+        None,
+        ge=8,
+        le=LARGEST_SIDE,
+        description="side to which images are brought; default: the data set's own, 32 for a folder, and with a "
+        "backbone the backbone's own, but at most four times the data set's",
     )
     pixels: Pixels | None = Field(
         None, description="what the numbers in image files of a folder mean; default: 8 bits, see Pixels"
@@ -291,6 +304,9 @@ class Experiment(Section):
     data: Annotated[DataConfig, BeforeValidator(named)] = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     augment: AugmentConfig = AugmentConfig()
+    backbone: Annotated[dict[str, Any] | None, BeforeValidator(named_or_none)] = Field(
+        None, description="frozen pretrained network whose features of the images are the clients' data; default: none"
+    )
     encoder: Component = {"name": "resnet8"}
     objective: ObjectiveConfig = ObjectiveConfig()
     anchors: Component = {"name": "none"}
@@ -349,6 +365,8 @@ class Experiment(Section):
     def _settings(self) -> dict[str, Any]:
         content = self.model_dump(mode="json", exclude={"fusions", "engine", "workers", "code"})
         content["train"].pop("checkpoint_seconds")
+        if content["backbone"] is not None:  # the digest counts, wherever its file is
+            content["backbone"].pop("weights", None)
         return content
 
     def partition_digest(self) -> str:

@@ -29,6 +29,8 @@ class Augmentation:
     @classmethod
     def for_data(cls, config: AugmentConfig, image: ImageSpec, flip_allowed: bool) -> Augmentation:
         kind = config.kind if config.kind != "auto" else ("crop" if image.channels == 3 else "affine")
+        if image.backbone is not None:
+            kind = "none"
         return cls(image, kind, flip_allowed if config.flip is None else config.flip, config)
 
     @staticmethod

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from oneflare.core.config import Pixels
+from oneflare.core.config import LARGEST_SIDE, Pixels
 from oneflare.core.registry import one_line
 from oneflare.core.seeds import torch_generator
 from oneflare.data.patients import held_out_rows
@@ -24,10 +24,35 @@ COLOUR_STATISTICS = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
 @dataclass(frozen=True)
+class Crop:
+    """Cuts a square out of an image's middle: its shorter side becomes size / part pixels, of which size are kept."""
+
+    part: float
+    """of the shorter side that is kept, above 0 and at most 1"""
+    resample: Literal["bilinear", "bicubic"]
+
+
+@dataclass(frozen=True)
+class BackboneTerms:
+    """Which frozen network turns images into features; everybody has it, and nobody uploads it."""
+
+    name: str
+    digest: str
+    """SHA-256 of its weights"""
+    image: ImageSpec
+    """what it is fed"""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "digest": self.digest, "image": self.image.to_dict()}
+
+
+@dataclass(frozen=True)
 class ImageSpec:
     """What a network is fed: `(channels, size, size)`, pixels in [0, 1] shifted and scaled by fixed constants.
 
     The constants are agreed beforehand, never measured on anybody's data, so nothing leaks and train equals test.
+    Behind a backbone, a network is fed features: images of one pixel with as many channels as there are features,
+    without constants.
     """
 
     channels: int
@@ -37,6 +62,19 @@ class ImageSpec:
     pixels: Pixels | None = EIGHT_BITS
     """what the numbers in image files mean; None for models from before there was such a rule, whose images are
     decoded as they were then"""
+    crop: Crop | None = None
+    """how an image becomes a square; None: it is squeezed"""
+    backbone: BackboneTerms | None = None
+    """what computes the features that the network is fed; None: it is fed pixels"""
+
+    @classmethod
+    def of_features(cls, dim: int, backbone: BackboneTerms) -> ImageSpec:
+        return cls(dim, 1, (), (), backbone=backbone)
+
+    @property
+    def decoded(self) -> ImageSpec:
+        """What image files are decoded to: this, or what the backbone is fed."""
+        return self if self.backbone is None else self.backbone.image
 
     @classmethod
     def default(cls, channels: int, size: int, pixels: Pixels | None = None) -> ImageSpec:
@@ -49,11 +87,22 @@ class ImageSpec:
             pixels = Pixels.model_validate(value.get("pixels", {}))
         except ValidationError as error:
             raise TypeError(one_line(error, Pixels, "pixels")) from None
-        return cls(int(value["channels"]), int(value["size"]), tuple(value["mean"]), tuple(value["std"]), pixels)
+        crop = None if value.get("crop") is None else Crop(float(value["crop"]["part"]), value["crop"]["resample"])
+        backbone = value.get("backbone")
+        if backbone is not None:
+            image = cls.from_dict(backbone["image"])
+            backbone = BackboneTerms(str(backbone["name"]), str(backbone["digest"]), image)
+        mean, std = tuple(value["mean"]), tuple(value["std"])
+        return cls(int(value["channels"]), int(value["size"]), mean, std, pixels, crop, backbone)
 
     def to_dict(self) -> dict[str, Any]:
         """What members agree on. The default rule for pixels is left out, so older terms keep their digest."""
-        content = {"channels": self.channels, "size": self.size, "mean": list(self.mean), "std": list(self.std)}
+        content: dict[str, Any] = {"channels": self.channels, "size": self.size}
+        content |= {"mean": list(self.mean), "std": list(self.std)}
+        if self.crop is not None:
+            content["crop"] = asdict(self.crop)
+        if self.backbone is not None:
+            content["backbone"] = self.backbone.to_dict()
         if self.pixels is None or self.pixels == EIGHT_BITS:
             return content
         return content | {"pixels": self.pixels.model_dump(mode="json", exclude_none=True)}
@@ -166,6 +215,8 @@ def to_unit(images: Tensor) -> Tensor:
 
 
 def normalise(images: Tensor, spec: ImageSpec) -> Tensor:
+    if spec.backbone is not None:
+        return images
     mean = torch.tensor(spec.mean, device=images.device).view(1, -1, 1, 1)
     std = torch.tensor(spec.std, device=images.device).view(1, -1, 1, 1)
     return (images - mean) / std
@@ -259,8 +310,8 @@ def _split(images: Any, labels: Any) -> Split:
             f"images of shape {tuple(x.shape)} do not fit; give (n, h, w), (n, h, w, c) or (n, c, h, w) "
             "with h = w and 1 or 3 channels"
         )
-    if not 8 <= x.shape[2] <= 64:
-        raise DataError(f"images of {x.shape[2]} pixels do not fit; resize them to between 8 and 64")
+    if not 8 <= x.shape[2] <= LARGEST_SIDE:
+        raise DataError(f"images of {x.shape[2]} pixels do not fit; resize them to between 8 and {LARGEST_SIDE}")
     if y.ndim != 1 or len(y) != len(x) or len(y) == 0:
         raise DataError(f"{len(x)} images but labels of shape {tuple(y.shape)}; give one label per image")
     if y.is_floating_point() or int(y.min()) < 0:

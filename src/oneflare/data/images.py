@@ -25,6 +25,7 @@ from oneflare.core.config import Pixels
 from oneflare.data import dicom, nifti
 from oneflare.data.brightness import MOST_PIXELS, Array, Refusal, Stored, brightness, check_size, chosen_page
 from oneflare.data.dataset import ImageSpec
+from oneflare.data.square import square
 from oneflare.data.tiff import NOT_READ, is_tiff, refuse_misread, refuse_wrapped
 from oneflare.errors import DataError
 
@@ -180,13 +181,11 @@ def _opened(source: Source) -> Pillow.Image:
 
 
 def _decode_one(source: Source, spec: ImageSpec) -> Decoded:
-    from PIL import Image
 
     changes = set[str]()
     flat, grey, kind = _flat(source, spec, changes)
     size = flat.size
-    if size != (spec.size, spec.size):
-        flat = flat.resize((spec.size, spec.size), Image.Resampling.BILINEAR)
+    flat = square(flat, spec)
     pixels = np.asarray(flat)
     if flat.mode == "F":
         pixels = pixels.round().clip(0, 255).astype(np.uint8)
@@ -383,7 +382,9 @@ class Tally:
         texts = {
             "reduced": f"were reduced {from_sizes} to {size}",
             "enlarged": f"are smaller than {size} and were enlarged",
-            "oblong": "are not square and were squeezed; crop them if that matters",
+            "oblong": "are not square and were squeezed; crop them if that matters"
+            if self.image.crop is None
+            else "are not square, and only their middle was used; crop them if that matters",
             "colour": "are in colour and were turned grey",
             "grey": "are grey and were given three equal channels",
             **CHANGES,

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from oneflare.data.dataset import ImageSpec, Split
-from oneflare.data.images import KINDS, Damaged, Source, Tally, decode, decode_all, is_image_file
+from oneflare.data.images import KINDS, Damaged, Source, Tally, decode, is_image_file
 from oneflare.data.patients import numbered
+from oneflare.data.reading import PIXELS, Reader
 from oneflare.errors import DataError
 
 BLOCK = 1024
@@ -128,6 +129,7 @@ class Gathering:
 
     image: ImageSpec
     classes: Sequence[str]
+    reader: Reader = PIXELS
     tally: Tally = field(init=False)
     damaged: list[Damaged] = field(default_factory=list)
     parts: list[Tensor] = field(default_factory=list)
@@ -135,7 +137,7 @@ class Gathering:
     patients: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tally = Tally(self.image)
+        self.tally = Tally(self.image.decoded)
 
     def add(
         self,
@@ -144,7 +146,7 @@ class Gathering:
         labels: Sequence[int],
         patients: Sequence[str | None] | None = None,
     ) -> None:
-        images, damaged = decode_all(sources, names, self.image, self.tally, refuse_constant=True)
+        images, damaged = self.reader.read(sources, names, self.image, self.tally, refuse_constant=True)
         kept = [row for row in range(len(labels)) if row not in damaged]
         self.parts.append(images)
         self.labels += [labels[row] for row in kept]
@@ -152,8 +154,8 @@ class Gathering:
         self.damaged += [damaged[row] for row in sorted(damaged)]
 
     def add_files(self, files: Sequence[LabelledFile]) -> None:
-        for start in range(0, len(files), BLOCK):
-            paths, labels, patients = zip(*files[start : start + BLOCK], strict=True)
+        for start in range(0, len(files), self.reader.block):
+            paths, labels, patients = zip(*files[start : start + self.reader.block], strict=True)
             self.add(paths, [str(path) for path in paths], labels, patients)
 
     def split(self, *, skip_damaged: bool = False) -> Split:
@@ -167,8 +169,8 @@ class Gathering:
             members = split.images[split.labels == label]
             if len(members) > 1 and bool((members == members[0]).all()):
                 raise DataError(
-                    f"all {len(members)} images of class '{name}' are equal once they are {self.image.size}x"
-                    f"{self.image.size}; look at the files, and at the pixels rule if they differ"
+                    f"all {len(members)} images of class '{name}' are equal once they are {self.tally.image.size}x"
+                    f"{self.tally.image.size}; look at the files, and at the pixels rule if they differ"
                 )
         return split
 

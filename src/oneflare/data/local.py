@@ -14,6 +14,7 @@ from torch import Tensor
 from oneflare.data.dataset import ImageSpec, Split
 from oneflare.data.images import Damaged
 from oneflare.data.labelled import BLOCK, Gathering, Inventory, LabelledFile, class_files
+from oneflare.data.reading import PIXELS, Reader
 from oneflare.data.tables import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -47,6 +48,7 @@ def read_local(
     columns: Columns | None = None,
     part: Part = "train",
     skip_damaged: bool = False,
+    reader: Reader = PIXELS,
 ) -> LocalData:
     """Images and labels of class folders, of a table of files, of a parquet file, or of a folder of parquet files.
 
@@ -54,7 +56,7 @@ def read_local(
     knows all of them; with `skip_damaged` they are left out, and a note says how many.
     """
     columns, notes = columns or Columns(), tuple[str, ...]()
-    gathering = Gathering(image, classes)
+    gathering = Gathering(image, classes, reader)
     tables = _image_tables(path, columns)
     if tables:
         _parquet(tables, gathering, columns)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import inspect
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,44 @@ from oneflare.core.config import DataConfig
 from oneflare.core.registry import Registry
 from oneflare.data.dataset import Dataset, ImageSpec, Split, draw_rows, hold_out
 from oneflare.data.hub import quick_hub
-from oneflare.data.images import decode, is_grey
+from oneflare.data.images import is_grey
 from oneflare.data.labelled import DamagedImages, Gathering, LabelledFile, class_files
 from oneflare.data.patients import check_apart
+from oneflare.data.reading import PIXELS, Reader, as_files, read_all
 from oneflare.data.tables import Columns, Listing, find_table, read_listing
 from oneflare.errors import ConfigError, DataError
 
 SOURCES: Registry[Dataset] = Registry("data set")
 
 
-def load(config: DataConfig) -> Dataset:
+def load(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
     """The data set that an experiment names, reduced to the sizes that it asks for.
 
     A registered source is a function from a `DataConfig` to a `Dataset` with all its images. It reads what it needs
-    from the settings (`path`, `image_size`, ...) and raises DataError with a remedy where the data cannot be had.
+    from the settings (`path`, `image_size`, ...) and raises DataError with a remedy where the data cannot be had. A
+    source with a second parameter `reader` has the reader read its files. The images of other sources are in memory as
+    pixels, and a reader of anything else is given them as files.
     """
-    dataset = SOURCES[config.name].factory(config)
-    return dataset.subset(config.train_size, config.test_size, config.seed).set_aside(config.public, config.seed)
+    source = SOURCES[config.name].factory
+    reads = "reader" in inspect.signature(source).parameters
+    dataset = source(config, reader=reader) if reads else source(config)
+    dataset = dataset.subset(config.train_size, config.test_size, config.seed).set_aside(config.public, config.seed)
+    return dataset if reads else read_again(dataset, config.image_size, reader)
+
+
+def read_again(dataset: Dataset, chosen: int | None, reader: Reader) -> Dataset:
+    """The data set with its pixels read by another reader, as if they came from files."""
+    if reader is PIXELS:
+        return dataset
+    image = reader.image(dataset.image, chosen, dataset.image.size)
+
+    def read(split: Split, part: str) -> Split:
+        names = [f"{dataset.name} {part} image {row}" for row in range(len(split.labels))]
+        return Split(read_all(as_files(split.images), names, image, reader), split.labels)
+
+    public = None if dataset.public is None else read(dataset.public, "public")
+    train, test = read(dataset.train, "training"), read(dataset.test, "test")
+    return replace(dataset, train=train, test=test, public=public, image=image)
 
 
 def check_reading(config: DataConfig) -> None:
@@ -99,31 +121,31 @@ LAYOUTS = {
 
 
 @SOURCES.register("cifar10")
-def cifar10(config: DataConfig) -> Dataset:
+def cifar10(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
     """CIFAR-10: 10 classes, 32x32 colour (Krizhevsky 2009)."""
-    return _hub_layout("cifar10", config)
+    return _hub_layout("cifar10", config, reader)
 
 
 @SOURCES.register("cifar100")
-def cifar100(config: DataConfig) -> Dataset:
+def cifar100(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
     """CIFAR-100: 100 classes, 32x32 colour (Krizhevsky 2009)."""
-    return _hub_layout("cifar100", config)
+    return _hub_layout("cifar100", config, reader)
 
 
 @SOURCES.register("svhn")
-def svhn(config: DataConfig) -> Dataset:
+def svhn(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
     """SVHN: street-view house numbers, 10 classes, 32x32 colour (Netzer et al. 2011)."""
-    return _hub_layout("svhn", config)
+    return _hub_layout("svhn", config, reader)
 
 
 @SOURCES.register("tiny-imagenet")
-def tiny_imagenet(config: DataConfig) -> Dataset:
+def tiny_imagenet(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
     """Tiny-ImageNet: 200 classes, 64x64 colour."""
-    return _hub_layout("tiny-imagenet", config)
+    return _hub_layout("tiny-imagenet", config, reader)
 
 
 @SOURCES.register("folder")
-def folder(config: DataConfig) -> Dataset:
+def folder(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
     """Your images: data.path/train/CLASS/*.png with an optional test/ beside it, data.path/CLASS/*.png, or a table.
 
     Class folders may hold one folder per patient. The table labels.csv in data.path, or data.path itself, has the
@@ -138,15 +160,15 @@ def folder(config: DataConfig) -> Dataset:
     )
     if not files:
         raise DataError(f"{found.table} has no training images; at least one is needed")
-    image = ImageSpec.default(_channels(files), config.image_size or 32, config.pixels)
-    gathering = _gather(files, found.classes, image)
+    image = reader.image(ImageSpec.default(_channels(files), 32, config.pixels), config.image_size)
+    gathering = _gather(files, found.classes, image, reader)
     train, notes = _usable(gathering, config), (*found.notes, *gathering.notes())
     if held_out is None:
         train, test = hold_out(train, config.test_fraction)
     else:
         remedy = "move them to one side, or set data.patients=false if these are not patients"
         check_apart((file.patient for file in files), (file.patient for file in held_out), remedy)
-        gathered = _gather(held_out, found.classes, image)
+        gathered = _gather(held_out, found.classes, image, reader)
         test, notes = _usable(gathered, config), (*notes, *(f"of the test part, {note}" for note in gathered.notes()))
     if train.patients is not None:
         number = len(train.patients.unique()) + (0 if test.patients is None else len(test.patients.unique()))
@@ -187,8 +209,8 @@ def _channels(files: Sequence[LabelledFile]) -> int:
     return 1 if grey else 3
 
 
-def _gather(files: Sequence[LabelledFile], names: Sequence[str], image: ImageSpec) -> Gathering:
-    gathering = Gathering(image, names)
+def _gather(files: Sequence[LabelledFile], names: Sequence[str], image: ImageSpec, reader: Reader) -> Gathering:
+    gathering = Gathering(image, names, reader)
     gathering.add_files(files)
     return gathering
 
@@ -202,7 +224,7 @@ def _usable(gathering: Gathering, config: DataConfig) -> Split:
         raise DataError(f"{error}; repair or remove them, or go on without them: data.skip_damaged=true") from None
 
 
-def _hub_layout(name: str, config: DataConfig) -> Dataset:
+def _hub_layout(name: str, config: DataConfig, reader: Reader) -> Dataset:
     layout = LAYOUTS[name]
     roots = [Path(config.path) / layout.folder, Path(config.path)] if config.path else []
     if not config.path and os.environ.get("ONEFLARE_DATA"):
@@ -210,13 +232,13 @@ def _hub_layout(name: str, config: DataConfig) -> Dataset:
     for place in [*roots, *(root / "data" for root in roots)]:
         if any(place.glob("train-*.parquet")):
             train, test = _parquet(place, "train", layout), _parquet(place, layout.test, layout)
-            return _from_tables(name, layout, train, test, config)
+            return _from_tables(name, (train, test), config, reader)
     if config.path:
         raise DataError(
             f"data={name}: no train-*.parquet in {config.path} or {config.path}/{layout.folder}; "
             f"put the files of the hub page {layout.hub} there"
         )
-    return _from_hub(name, layout, config)
+    return _from_hub(name, config, reader)
 
 
 @dataclass(frozen=True)
@@ -260,7 +282,8 @@ def _class_names(file: Path, layout: HubLayout) -> tuple[str, ...] | None:
         return None
 
 
-def _from_hub(name: str, layout: HubLayout, config: DataConfig) -> Dataset:
+def _from_hub(name: str, config: DataConfig, reader: Reader) -> Dataset:
+    layout = LAYOUTS[name]
     remedy = (
         f"data={name} was not found locally; set ONEFLARE_DATA (or data.path) to a folder with "
         f"{layout.folder}/train-*.parquet and {layout.folder}/{layout.test}-*.parquet "
@@ -284,18 +307,19 @@ def _from_hub(name: str, layout: HubLayout, config: DataConfig) -> Dataset:
         labels = torch.tensor(page[layout.label])
         images = page.data.column(layout.image).combine_chunks()
         tables.append(_Table(images, labels, tuple(names) if names else None, f"{layout.hub}/{split}"))
-    return _from_tables(name, layout, tables[0], tables[1], config)
+    return _from_tables(name, (tables[0], tables[1]), config, reader)
 
 
-def _from_tables(name: str, layout: HubLayout, train: _Table, test: _Table, config: DataConfig) -> Dataset:
-    """Decode only the rows that the subset sizes ask for."""
-    image = ImageSpec(3, config.image_size or layout.size, layout.mean, layout.std)
+def _from_tables(name: str, tables: tuple[_Table, _Table], config: DataConfig, reader: Reader) -> Dataset:
+    """Read only the rows that the subset sizes ask for. tables: training and test images"""
+    layout, (train, test) = LAYOUTS[name], tables
+    image = reader.image(ImageSpec(3, layout.size, layout.mean, layout.std), config.image_size, layout.size)
     splits = []
     for table, wanted, purpose in ((train, config.train_size, "train"), (test, config.test_size, "test")):
         rows = draw_rows(len(table.labels), wanted, config.seed, purpose)
         contents = table.images.take(rows.numpy()).field("bytes").to_pylist()
         places = [f"{table.where} row {int(row)}" for row in rows]
-        splits.append(Split(decode(contents, places, image), table.labels[rows]))
+        splits.append(Split(read_all(contents, places, image, reader), table.labels[rows]))
     number = int(max(train.labels.max(), test.labels.max())) + 1
     names = train.classes or tuple(str(label) for label in range(number))
     return Dataset(name, splits[0], splits[1], names, image, layout.flip)

@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from oneflare.client.job import ClientJob
 from oneflare.client.start import make_contract, shared_start
-from oneflare.core.config import Experiment, Pixels, Section
+from oneflare.core.config import LARGEST_SIDE, Experiment, Pixels, Section
 from oneflare.core.files import digest_of, write_text
 from oneflare.core.layers import read_yaml
 from oneflare.core.registry import one_line
@@ -31,6 +31,7 @@ from oneflare.errors import ConfigError, did_you_mean
 from oneflare.fusion import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn import PrototypeNetwork
+from oneflare.nn.backbones import input_spec
 from oneflare.nn.encoders import CUSTOM
 from oneflare.upload import Contract
 from oneflare.upload.encryption import check_box_key
@@ -38,6 +39,7 @@ from oneflare.upload.signing import check_name, check_public_key
 from oneflare.upload.succession import Succession, current
 
 FILE = "federation.yaml"
+DEFAULT_SIZE = 32
 OWN = ("data", "partition", "engine", "workers")
 """parts of an experiment that a charter does not decide: everybody has their own"""
 
@@ -70,7 +72,9 @@ def _utc(value: Any) -> Any:
 class ImageTerms(Section):
     """What every image is brought to before training."""
 
-    size: int = Field(32, ge=8, le=64, description="side in pixels")
+    size: int | None = Field(
+        None, ge=8, le=LARGEST_SIDE, description="side in pixels; default: the backbone's own, or 32 without a backbone"
+    )
     channels: Literal[1, 3] = 3
     mirror: bool = Field(False, description="whether a mirrored image keeps its class")
     mean: tuple[float, ...] | None = None
@@ -78,7 +82,8 @@ class ImageTerms(Section):
     pixels: Pixels | None = Field(None, description="what the numbers in image files mean; default: 8 bits")
 
     def spec(self) -> ImageSpec:
-        default = ImageSpec.default(self.channels, self.size, self.pixels)
+        """What images are brought to in a federation without a backbone."""
+        default = ImageSpec.default(self.channels, self.size or DEFAULT_SIZE, self.pixels)
         mean, std = self.mean or default.mean, self.std or default.std
         if len(mean) != self.channels or len(std) != self.channels or not all(value > 0 for value in std):
             raise ConfigError(f"image: mean and std need {self.channels} values each, std above 0")
@@ -173,6 +178,8 @@ class Charter(Section):
                 raise ConfigError(f"experiment.{key}: a charter does not decide it; remove the line")
         given = {"data": {"name": ARRAYS, "digest": self.id}, "partition": {"kind": "given", "clients": 1}}
         terms = resolve(self.experiment, given, {"train": {"snapshots": 0}})
+        if terms.backbone is not None and terms.backbone["name"] == CUSTOM:
+            raise ConfigError("experiment.backbone: members need a backbone by name; see `oneflare methods --parts`")
         if terms.encoder["name"] == CUSTOM:
             raise ConfigError("experiment.encoder: members need an encoder by name; see `oneflare run --help`")
         if terms.objective.public_bank:
@@ -185,9 +192,19 @@ class Charter(Section):
         return terms
 
     @cached_property
+    def inputs(self) -> ImageSpec:
+        """What every network of this federation is fed: pixels, or the features of its backbone."""
+        backbone = self.terms.backbone
+        if backbone is None:
+            return self.image.spec()
+        if self.image.mean is not None or self.image.std is not None:
+            raise ConfigError("image: mean and std are the backbone's; remove them")
+        return input_spec(backbone, self.image.pixels, self.image.size)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of all that members share; members and deadline may change without a new one."""
-        image = self.image.spec().to_dict() | {"mirror": self.image.mirror}
+        image = self.inputs.to_dict() | {"mirror": self.image.mirror}
         shared = [self.version, self.name, self.id, self.classes, image, self.terms.settings_digest()]
         keys = [key for key in (self.coordinator, self.encryption) if key is not None]
         return digest_of([*shared, *keys])
@@ -211,7 +228,7 @@ class Charter(Section):
     def contract(self) -> Contract:
         """What every upload of this federation must look like."""
         return make_contract(
-            self.terms, self.image.spec(), self.classes, mirror=self.image.mirror, federation=self.fingerprint
+            self.terms, self.inputs, self.classes, mirror=self.image.mirror, federation=self.fingerprint
         )
 
     def template(self) -> PrototypeNetwork:
@@ -271,9 +288,14 @@ def new_charter(name: str, settings: Mapping[str, Any], **fields: Any) -> Charte
     """A charter with every option of its experiment written out, so that later versions mean the same."""
     draft = _validate({"name": name, "id": secrets.token_hex(16), "experiment": dict(settings), **fields})
     complete = draft.terms.model_dump(mode="json", exclude=set(OWN), exclude_none=True)
+    if draft.terms.backbone is not None:  # everybody has its file elsewhere
+        complete["backbone"].pop("weights", None)
+    image = draft.image.model_copy(
+        update={"size": draft.inputs.decoded.size, "channels": draft.inputs.decoded.channels}
+    )
     if "fusions" not in settings:
         complete["fusions"] = [_for_strangers(complete["fusions"][0])]
-    charter = _validate(draft.model_dump() | {"experiment": complete})
+    charter = _validate(draft.model_dump() | {"experiment": complete, "image": image.model_dump()})
     charter.contract  # noqa: B018  (refuses parts that do not fit the images)
     return charter
 

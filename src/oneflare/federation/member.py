@@ -32,12 +32,14 @@ from oneflare.data import Augmentation, ClientData, Split
 from oneflare.data.images import Damaged
 from oneflare.data.labelled import Inventory, left_out_note
 from oneflare.data.local import LocalData, read_local
+from oneflare.data.reading import Reader
 from oneflare.data.tables import Columns
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
 from oneflare.federation.identity import in_future
 from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
-from oneflare.nn.hardware import one_thread
+from oneflare.nn.hardware import choose_device, one_thread
+from oneflare.simulation.features import Features, Rehearsal, reader_of
 from oneflare.upload import read_manifest, seal_upload
 from oneflare.upload.encryption import SUFFIX, encrypt
 from oneflare.upload.signing import SigningKey
@@ -57,19 +59,35 @@ class MemberData(NamedTuple):
     """images that were left out"""
     found: Inventory
     """files by kind, sizes and patients, for the member alone"""
+    feature_seconds: float = 0.0
+    """what computing a backbone's features would take; they were not computed then, and the images are only checked"""
 
 
 def member_data(
-    charter: Charter, path: Path, *, columns: Columns | None = None, skip_damaged: bool = False
+    charter: Charter,
+    path: Path,
+    *,
+    columns: Columns | None = None,
+    skip_damaged: bool = False,
+    reader: Reader | None = None,
 ) -> MemberData:
-    """A member's images, checked against the charter."""
+    """A member's images, or the features of the federation's backbone, checked against the charter."""
+    reader = reader or charter_reader(charter)
     local: LocalData = read_local(
-        path, charter.classes, charter.image.spec(), columns=columns, skip_damaged=skip_damaged
+        path, charter.classes, charter.inputs, columns=columns, skip_damaged=skip_damaged, reader=reader
     )
     patients, notes = local.found.patients, local.notes
     if patients is not None:
         notes = (f"the images belong to {patients} patients; a patient's images are held out together", *notes)
-    return MemberData(ClientData.of(local.split, len(charter.classes)), notes, local.damaged, local.found)
+    seconds = reader.seconds if isinstance(reader, Rehearsal) else 0.0
+    data = ClientData.of(local.split, len(charter.classes))
+    return MemberData(data, notes, local.damaged, local.found, seconds)
+
+
+def charter_reader(charter: Charter, observer: Observer | None = None, *, rehearse: bool = False) -> Reader:
+    """How images are read under the charter; to rehearse: images are checked, and features only timed."""
+    kind = Rehearsal if rehearse else Features
+    return reader_of(charter.inputs, choose_device(charter.terms.train.device).type, observer, kind)
 
 
 def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:

@@ -101,12 +101,18 @@ def limits(charter: Charter, content: FederationResult) -> list[str]:
         lines.append(f"Admitted members that sent no usable upload: {_listed(content.missing)}.")
     if content.test_images is None:
         lines.append("Its accuracy has not been measured here; `oneflare evaluate MODEL --data FOLDER` does.")
-    image = charter.image
+    image = charter.inputs.decoded
     kind = "grey" if image.channels == 1 else "colour"
     lines.append(
         f"Every image is brought to {image.size}x{image.size} {kind} and gets one of {len(charter.classes)} classes; "
         "there is no answer 'none of these', and images unlike the members' get a confident but empty answer."
     )
+    if charter.inputs.backbone is not None:
+        name, digest = charter.inputs.backbone.name, charter.inputs.backbone.digest
+        lines.append(
+            f"The model classifies features that the pretrained network {name} computes; whoever uses the model needs "
+            f"that network's weights (SHA-256 {digest}), which are not in the model's file."
+        )
     lines.append(_privacy(charter))
     if not charter.members or None in charter.members.values():
         lines.append("Not every upload had to be signed, so members are who they say they are, no more.")

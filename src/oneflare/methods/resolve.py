@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflare.core.config import CodeConfig, Experiment, TrainConfig, UploadConfig
+from oneflare.core.config import CodeConfig, Experiment, TrainConfig, UploadConfig, named_or_none
 from oneflare.core.layers import Layer, expand, merge, validate
 from oneflare.core.plugins import load_plugins
 from oneflare.core.registry import Registry, sources_used
@@ -15,8 +15,9 @@ from oneflare.errors import ConfigError, did_you_mean
 from oneflare.fusion import FUSIONS, build_fusion, check_needs, offered_fields
 from oneflare.methods.additions import check_additions, complete_objective
 from oneflare.methods.recipes import find_method
-from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
-from oneflare.nn.encoders import CUSTOM
+from oneflare.nn import ANCHORS, BACKBONES, ENCODERS, FEATURE_MAPS
+from oneflare.nn.backbones import pinned
+from oneflare.nn.encoders import BUILT_IN, CUSTOM, ON_FEATURES
 from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
 from oneflare.upload.evidence import EVIDENCE, LABELLED
@@ -30,14 +31,15 @@ NAMED_DEFAULTS = {
 }
 """so that an option can be set without naming the part it belongs to"""
 TRAINING_PARTS: tuple[Registry[Any], ...] = (
-    SOURCES, PARTITIONS, ENCODERS, ANCHORS, CONTROLLERS, FEATURE_MAPS, TERMS, SCHEDULES, BANKS, OPTIMISERS,
+    SOURCES, PARTITIONS, BACKBONES, ENCODERS, ANCHORS, CONTROLLERS, FEATURE_MAPS, TERMS, SCHEDULES, BANKS, OPTIMISERS,
 )  # fmt: skip
 """whatever uploads depend on"""
 
 
 def given_in_python(experiment: Experiment) -> bool:
     """Whether its images or its encoder were objects of a Python session, which nobody can make again from names."""
-    return experiment.data.name == ARRAYS or experiment.encoder["name"] == CUSTOM
+    own = experiment.backbone is not None and experiment.backbone["name"] == CUSTOM
+    return experiment.data.name == ARRAYS or experiment.encoder["name"] == CUSTOM or own
 
 
 def resolve(*layers: Layer) -> Experiment:
@@ -48,7 +50,8 @@ def resolve(*layers: Layer) -> Experiment:
     if not isinstance(name, str):
         raise ConfigError(f"method: must be a name (got {name!r})")
     method = find_method(name)
-    content = merge(NAMED_DEFAULTS, expand(method.recipe), wanted, {"method": method.name})
+    recipe = expand(method.recipe)
+    content = merge(NAMED_DEFAULTS, recipe, _on_features(wanted, recipe), wanted, {"method": method.name})
     content.pop("code", None)  # of whoever wrote the file
     return complete(validate(content))
 
@@ -62,6 +65,36 @@ def recorded(content: Layer) -> Experiment:
     find_method(str(content.get("method", Experiment.model_fields["method"].default)))
     known = {key: value for key, value in content.items() if key != "code"}
     return complete(validate(merge(NAMED_DEFAULTS, known)))
+
+
+def _on_features(wanted: Layer, recipe: Layer) -> Layer:
+    """What changes by default where a backbone is named: networks and statistics are fed its features."""
+    if named_or_none(wanted.get("backbone")) is None:
+        return {}
+    layer: dict[str, Any] = {"encoder": {"name": "mlp"}, "augment": {"kind": "none"}}
+    statistics = recipe.get("analytic", {"name": "none"})
+    if "of" in statistics:
+        layer["analytic"] = {**statistics, "of": {"name": "identity"}}
+    elif statistics != {"name": "none"}:
+        layer["analytic"] = {"name": "identity"}
+    return layer
+
+
+def _check_backbone(experiment: Experiment) -> None:
+    """Parts that are fed features need a backbone, and parts that are fed pixels have no use for one."""
+    encoder, analytic = experiment.encoder["name"], experiment.analytic["name"]
+    if experiment.backbone is None:
+        if encoder in ON_FEATURES and experiment.trains:
+            raise ConfigError(f"encoder={encoder} takes the features of a backbone; set backbone=efficientnet_lite0")
+        if analytic == "identity":
+            raise ConfigError("analytic=identity takes the features of a backbone; set backbone=efficientnet_lite0")
+        return
+    if encoder in BUILT_IN and encoder not in ON_FEATURES and experiment.trains:
+        raise ConfigError(f"encoder={encoder} takes images, but a backbone gives features; set encoder=mlp")
+    if analytic == "random_conv":
+        raise ConfigError("analytic=random_conv takes images, but a backbone gives features; set analytic=identity")
+    if experiment.augment.kind not in ("none", "auto"):
+        raise ConfigError(f"augment.kind={experiment.augment.kind} changes images, but a backbone gives features")
 
 
 def complete(experiment: Experiment) -> Experiment:
@@ -79,6 +112,7 @@ def complete(experiment: Experiment) -> Experiment:
     if encoder["name"] != CUSTOM:
         encoder = ENCODERS.complete(encoder, "encoder")
     update: dict[str, Any] = {
+        "backbone": None if experiment.backbone is None else pinned(experiment.backbone),
         "encoder": encoder,
         "anchors": ANCHORS.complete(experiment.anchors, "anchors"),
         "controller": CONTROLLERS.complete(experiment.controller, "controller"),
@@ -96,6 +130,7 @@ def complete(experiment: Experiment) -> Experiment:
         )
     if resolved.train.momentum_reset and not getattr(build_schedule(resolved.train.schedule), "restarts", ()):
         raise ConfigError("train.momentum_reset needs a schedule with restarts; set train.schedule=cosine_restarts")
+    _check_backbone(resolved)
     _check_statistics(resolved)
     _check_evidence(resolved)
     check_additions(resolved)

@@ -31,7 +31,7 @@ class FeatureModel(GlobalModel):
         """Logits `(n, C)` of features `(n, D)`."""
 
     def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
-        self.check_images(images)
+        images = self.inputs(images)
         parts = [self.classify(self.features(batch)) for batch in images.split(batch_size)]
         return torch.cat(parts) if parts else torch.empty(0, len(self.task.classes))
 

@@ -20,6 +20,8 @@ from oneflare.core.files import save_state
 from oneflare.data import ImageSpec, prepare
 from oneflare.errors import DataError
 from oneflare.nn import PrototypeNetwork
+from oneflare.nn.backbones import frozen
+from oneflare.nn.hardware import choose_device
 
 BATCH = 256
 
@@ -118,10 +120,18 @@ class GlobalModel(ABC):
         """What whoever asked the model should know about its answers so far; nothing, for most models."""
         return []
 
-    def check_images(self, images: Tensor) -> None:
-        wanted = (self.task.image.channels, self.task.image.size, self.task.image.size)
-        if images.ndim != 4 or tuple(images.shape[1:]) != wanted:
-            raise DataError(f"images of shape {tuple(images.shape)} do not fit; the model takes (n, *{wanted})")
+    def inputs(self, images: Tensor) -> Tensor:
+        """What the model's networks are fed: images as they are, or the features that its backbone gives of them.
+
+        Features `(n, D, 1, 1)` that were computed before pass as they are.
+        """
+        image = self.task.image
+        wanted = [(spec.channels, spec.size, spec.size) for spec in (image.decoded, image)]
+        if images.ndim != 4 or tuple(images.shape[1:]) not in wanted:
+            raise DataError(f"images of shape {tuple(images.shape)} do not fit; the model takes (n, *{wanted[0]})")
+        if image.backbone is None or tuple(images.shape[1:]) == wanted[1]:
+            return images
+        return frozen(image.backbone, choose_device("auto").type)(images)
 
 
 class SingleModel(GlobalModel):
@@ -139,7 +149,7 @@ class SingleModel(GlobalModel):
 
     @torch.no_grad()
     def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
-        self.check_images(images)
+        images = self.inputs(images)
         parts = [
             self.network(prepare(batch, self.task.image)) @ self.network.prototypes.T
             for batch in images.split(batch_size)

@@ -77,15 +77,50 @@ def check_task(task: Any) -> None:
     for name, value in task["encoder"].items():
         if not isinstance(value, str | int | float | bool | None) or len(str(value)) > NAME_LENGTH:
             raise ValueError(f"task.encoder.{_shown(name)} is not a number or a word of up to {NAME_LENGTH} letters")
-    image = task["image"]
-    _mapping("task.image", image, ("channels", "size", "mean", "std"))
-    _whole("task.image.channels", image["channels"], CHANNELS)
-    _whole("task.image.size", image["size"], SIDE)
+    _check_image("task.image", task["image"])
+
+
+def _check_image(place: str, image: Any) -> None:
+    """What networks are fed; behind a backbone, features without constants."""
+    _mapping(place, image, ("channels", "size", "mean", "std"))
+    if image.get("backbone") is not None:
+        _check_backbone(place, image)
+        return
+    _whole(f"{place}.channels", image["channels"], CHANNELS)
+    _whole(f"{place}.size", image["size"], SIDE)
     for name, least in (("mean", -math.inf), ("std", 0.0)):
         values = image[name]
         numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
         if not numbers or len(values) != image["channels"] or not all(least < value < math.inf for value in values):
-            raise ValueError(f"task.image.{name} is not one finite number per channel" + " above 0" * (name == "std"))
+            raise ValueError(f"{place}.{name} is not one finite number per channel" + " above 0" * (name == "std"))
+    crop = image.get("crop")
+    if crop is not None:
+        _mapping(f"{place}.crop", crop, ("part", "resample"))
+        if type(crop["part"]) not in (int, float) or not 0 < crop["part"] <= 1:
+            raise ValueError(f"{place}.crop.part is {_shown(crop['part'])}, not a number above 0 and at most 1")
+        if crop["resample"] not in ("bilinear", "bicubic"):
+            raise ValueError(f"{place}.crop.resample is {_shown(crop['resample'])}, not bilinear or bicubic")
+
+
+def _check_backbone(place: str, image: Mapping[str, Any]) -> None:
+    backbone = image["backbone"]
+    _mapping(f"{place}.backbone", backbone, ("name", "digest", "image"))
+    _whole(f"{place}.channels", image["channels"], DIMENSIONS)
+    if image["size"] != 1 or image["mean"] or image["std"]:
+        raise ValueError(f"{place} is behind a backbone, but does not describe features")
+    name = backbone["name"]
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH or plain(name) != name:
+        raise ValueError(f"{place}.backbone.name is not a printable word of up to {NAME_LENGTH} letters")
+    _check_digest(f"{place}.backbone.digest", backbone["digest"])
+    _mapping(f"{place}.backbone.image", backbone["image"], ())
+    if backbone["image"].get("backbone") is not None:
+        raise ValueError(f"{place}.backbone is behind another backbone")
+    _check_image(f"{place}.backbone.image", backbone["image"])
+
+
+def _check_digest(place: str, digest: Any) -> None:
+    if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise ValueError(f"{place} is not a SHA-256")
 
 
 def check_class_names(names: Any) -> None:
@@ -104,9 +139,7 @@ def _check_members(members: Any) -> None:
         raise ValueError(f"state.members is not a list of 1 to {MEMBERS:,} members")
     for number, member in enumerate(members):
         _mapping(f"state.members[{number}]", member, ("digest",))
-        digest = member["digest"]
-        if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-            raise ValueError(f"state.members[{number}].digest is not a SHA-256")
+        _check_digest(f"state.members[{number}].digest", member["digest"])
         if "weights" in member:
             weights = member["weights"]
             if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):

@@ -176,7 +176,7 @@ def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size:
     for names in groups.values():
         group = [streaming[name] for name in names]
         first = group[0]
-        first.check_images(images)
+        images = first.inputs(images)
         states = [model.start(images, batch_size) for model in group]
         unanswered = [0] * len(first.members)
         for index, member in enumerate(first.members):

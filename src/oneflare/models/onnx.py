@@ -19,6 +19,8 @@ from oneflare.errors import ConfigError, RunError
 from oneflare.models.analytic import AnalyticMemberModel, FeatureModel
 from oneflare.models.base import GlobalModel, SingleModel
 from oneflare.models.members import MemberModel, added, features_for
+from oneflare.nn.backbone_kinds import OnnxNetwork
+from oneflare.nn.backbones import frozen
 from oneflare.nn.encoders import both_features
 from oneflare.nn.feature_maps import Bounded
 
@@ -46,6 +48,7 @@ class Graph(nn.Module):
     def __init__(self, model: GlobalModel) -> None:
         super().__init__()
         self.image = model.task.image
+        self.backbone = _backbone(model)
         self.model = [model]  # in a list: it is no submodule
         self.encoders = nn.ModuleList()
         if isinstance(model, SingleModel):
@@ -60,6 +63,8 @@ class Graph(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model[0]
+        if self.backbone is not None:
+            images = self.backbone(normalise(images, self.image.decoded))[:, :, None, None]
         if isinstance(model, FeatureModel):
             logits = _analytic(model, images)
         elif isinstance(model, SingleModel):
@@ -78,6 +83,17 @@ class Graph(nn.Module):
             features = features_for(model.rule, both_features(encoder, inputs))
             state = added(model.rule, state, index, features)
         return model.rule.finish(state)
+
+
+def _backbone(model: GlobalModel) -> nn.Module | None:
+    """The frozen network before the model, which the graph then holds."""
+    terms = model.task.image.backbone
+    if terms is None:
+        return None
+    network = frozen(terms).network
+    if isinstance(network, OnnxNetwork):
+        raise ConfigError(f"backbone={terms.name} is an ONNX graph already and cannot be exported with the model")
+    return network
 
 
 def _analytic(model: FeatureModel, images: Tensor) -> Tensor:
@@ -142,7 +158,7 @@ def _trace(graph: Graph, model: GlobalModel) -> bytes:
 
 
 def _example(model: GlobalModel, batch: int) -> Tensor:
-    image = model.task.image
+    image = model.task.image.decoded
     shape = (batch, image.channels, image.size, image.size)
     return torch.rand(shape, generator=torch_generator(0, "onnx check", batch))
 

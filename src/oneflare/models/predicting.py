@@ -54,7 +54,7 @@ def classify(model: GlobalModel, files: Sequence[Path]) -> Iterator[dict[str, An
 
 def read_images(model: GlobalModel, files: Sequence[Path]) -> tuple[torch.Tensor, dict[Path, str]]:
     """Images that can be read, in order, and why the others cannot."""
-    image = model.task.image
+    image = model.task.image.decoded
     parts: list[torch.Tensor] = []
     errors: dict[Path, str] = {}
     for file in files:

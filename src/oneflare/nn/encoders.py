@@ -21,6 +21,9 @@ from oneflare.errors import ConfigError
 ENCODERS: Registry[nn.Module] = Registry("encoder")
 CUSTOM = "custom"
 """the name in the settings of an encoder that a Python caller gave as a module"""
+ON_FEATURES = ("mlp",)
+"""encoders that take a backbone's features"""
+BUILT_IN = ("conv4", "resnet8", "resnet18", *ON_FEATURES)
 WIDEST = 1 << 16
 """features of an encoder"""
 MOST_NUMBERS = 1 << 28
@@ -59,7 +62,7 @@ def _affordable(what: str, build: Callable[[], nn.Module]) -> nn.Module:
 
 def native_dim(spec: Mapping[str, Any]) -> int:
     """d without a projection; encoders from elsewhere are asked."""
-    per_width = {"conv4": 4, "resnet8": 4, "resnet18": 8}
+    per_width = {"conv4": 4, "resnet8": 4, "resnet18": 8, "mlp": 1}
     if spec["name"] in per_width:
         return int(spec["width"]) * per_width[spec["name"]]
     return feature_dim(build_encoder(spec, 3), 3, 32)
@@ -180,6 +183,21 @@ class Conv4(Projecting):
         return pooled
 
 
+class Perceptron(nn.Module):
+    """One hidden layer: f(x) = relu(A x' + b), with x' = (x - mean(x)) / std(x) over an image's own features."""
+
+    def __init__(self, inputs: int, width: int, dim: int | None) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.hidden = nn.Linear(inputs, width)
+        self.project = _projection(width, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = F.layer_norm(x.flatten(1), (self.inputs,))
+        features: Tensor = self.project(F.relu(self.hidden(flat)))
+        return features
+
+
 def _projection(inputs: int, dim: int | None) -> nn.Module:
     if dim is not None and not 1 <= dim <= WIDEST:
         raise ConfigError(f"encoder.dim: must lie between 1 and {WIDEST} (got {dim})")
@@ -210,6 +228,12 @@ def resnet18(channels: int, *, width: int = 64, dim: int | None = None, stem_str
     return _affordable(
         "encoder resnet18", lambda: ResNet(channels, (2, 2, 2, 2), _check_width(width), dim, stem_stride)
     )
+
+
+@ENCODERS.register("mlp")
+def mlp(features: int, *, width: int = 256, dim: int | None = None) -> nn.Module:
+    """one hidden layer on a backbone's features, d = width"""
+    return _affordable("encoder mlp", lambda: Perceptron(features, _check_width(width), dim))
 
 
 def feature_dim(encoder: nn.Module, channels: int, size: int) -> int:

@@ -129,6 +129,29 @@ def none(channels: int, size: int) -> None:
     del channels, size
 
 
+@FEATURE_MAPS.register("identity")
+class Identity:
+    """a backbone's features as they are"""
+
+    def __init__(self, channels: int, size: int) -> None:
+        if size != 1:
+            raise ConfigError(
+                "analytic=identity takes the features of a backbone; set backbone, or analytic=random_conv"
+            )
+        self.dim, self.parameters = channels, 0
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features `(n, D, 1, 1)` -> `(n, D)`, a copy."""
+        return images.flatten(1).float().clone()
+
+    def traced(self, images: Tensor) -> Tensor:
+        """The same for ONNX."""
+        return images.flatten(1)
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"identity/{self.dim}".encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class Patches(Options):
     """Which patches of an image `random_conv` compares with its filters."""

@@ -1,4 +1,4 @@
-"""Images and encoders that a Python caller hands over as objects, and the settings that stand for them."""
+"""Images, encoders and backbones that a Python caller hands over as objects, and the settings that stand for them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from oneflare.core.sourcecode import is_installed
 from oneflare.data import Dataset, data_digest, given_data
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import ARRAYS
+from oneflare.nn.backbones import give
 from oneflare.nn.encoders import CUSTOM
 
 
 @dataclass(frozen=True)
 class Given:
-    """The live objects of one run; None where the settings name the data set or the encoder."""
+    """The live objects of one run; None where the settings name them."""
 
     dataset: Dataset | None = None
     encoder: nn.Module | None = None
+    backbone: nn.Module | None = None
 
     @classmethod
     def among(cls, keywords: Mapping[str, Any], test: tuple[Any, Any] | None) -> Given:
         """The objects among the keyword arguments of `oneflare.run`; test: held-out arrays for data as arrays."""
-        encoder = keywords.get("encoder")
-        return cls(given_data(keywords.get("data"), test), encoder if isinstance(encoder, nn.Module) else None)
+        modules = (keywords.get(part) for part in ("encoder", "backbone"))
+        encoder, backbone = (module if isinstance(module, nn.Module) else None for module in modules)
+        return cls(given_data(keywords.get("data"), test), encoder, backbone)
 
     def settings(self) -> dict[str, Any]:
         """What stands for the objects in the settings: digests, so that other objects make another experiment."""
@@ -42,7 +45,9 @@ class Given:
                 layer["partition"] = {"kind": "given", "clients": len(self.dataset.owners)}
         if self.encoder is not None:
             kind = type(self.encoder).__qualname__
-            layer["encoder"] = {"name": CUSTOM, "kind": kind, "digest": _module_digest(self.encoder)}
+            layer["encoder"] = {"name": CUSTOM, "kind": kind, "digest": module_digest(self.encoder)}
+        if self.backbone is not None:
+            layer["backbone"] = give(self.backbone, module_digest(self.backbone))
         return layer
 
     def images(self, experiment: Experiment) -> Dataset | None:
@@ -52,23 +57,24 @@ class Given:
         return self.dataset.set_aside(experiment.data.public, experiment.data.seed)
 
     def recorded(self, experiment: Experiment) -> Experiment:
-        """The experiment with the user's own classes inside the encoder as code that uploads depend on, as plugins are.
+        """The experiment with the user's own classes inside its modules as code that uploads depend on, as plugins are.
 
-        A module that no client would train is refused.
+        An encoder that no client would train is refused.
         """
-        if self.encoder is None:
-            return experiment
-        if not experiment.trains:
+        given = [module for module in (self.encoder, self.backbone) if module is not None]
+        if self.encoder is not None and not experiment.trains:
             raise ConfigError(
                 f"encoder: method '{experiment.method}' trains no network, so a module of your own would not be used; "
                 "leave it out, or choose a method that trains"
             )
-        own = {type(module) for module in self.encoder.modules() if not is_installed(type(module).__module__)}
+        kinds = {type(module) for one in given for module in one.modules()}
+        own = {kind for kind in kinds if not is_installed(kind.__module__)}
         found = dict(source for source in map(source_of, own) if source is not None)
         plugins = dict(sorted({**experiment.code.plugins, **found}.items()))
         return experiment.model_copy(update={"code": experiment.code.model_copy(update={"plugins": plugins})})
 
 
-def _module_digest(module: nn.Module) -> str:
+def module_digest(module: nn.Module) -> str:
+    """Identifies a module by its structure and its weights."""
     state = module.state_dict()
     return digest_of([str(module), {name: tensor_digest(tensor.cpu()) for name, tensor in state.items()}])

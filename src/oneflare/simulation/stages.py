@@ -18,12 +18,13 @@ from oneflare.core.files import exclusive, read_json, remove_partial, write_json
 from oneflare.core.layers import Layer, parse_overrides, read_yaml
 from oneflare.core.plugins import loaded_plugins
 from oneflare.core.stopping import AGAIN, NOTHING, UNCHANGED, on_stop
-from oneflare.data import Dataset, load
+from oneflare.data import Dataset
 from oneflare.errors import ConfigError, RunError
 from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import given_in_python, recorded, resolve
 from oneflare.nn.hardware import choose_device, one_thread
+from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.given import Given
 from oneflare.simulation.kept import check_figures, recorded_experiment_code, warn_what_changed
@@ -95,6 +96,7 @@ def run(
 
     data: a name, `(x, y)` arrays, a list of `(x, y)` (one per client), a `Dataset`, or any torch data set.
     encoder: a name, a mapping of options, or your own `nn.Module` that returns `(batch, d)`.
+    backbone: a name, a mapping of options, or your own pretrained `nn.Module` that returns `(batch, D)`.
     test: `(x, y)` held-out arrays for data given as arrays.
     progress: one line on stderr that says how far it is; by default in a notebook only.
     """
@@ -145,11 +147,12 @@ def run_experiment(
         if finished is not None:
             return finished
         choose_device(experiment.train.device)
-        if dataset is None:
+        named = dataset is None
+        if named:
             observer.stage("reading data")
-            dataset = load(experiment.data)
-            for note in dataset.notes:
-                observer.note(note)
+        dataset = load_data(experiment, observer, dataset)
+        for note in dataset.notes if named else ():
+            observer.note(note)
         federation = Simulation.build(experiment, files, dataset, encoder)
         write_json(files.partition, federation.partition.to_dict())
         observer.begin(experiment, dataset, federation.partition)
@@ -195,7 +198,7 @@ def open_run(folder: Path, observer: Observer) -> tuple[Simulation, UploadSet]:
             f"{folder} used arrays or an encoder given in Python; add the fusion to `fusions` and run it again"
         )
     _check_code(folder, experiment, observer)
-    federation = Simulation.build(experiment, files, load(experiment.data))
+    federation = Simulation.build(experiment, files, load_data(experiment, observer))
     return federation, federation.collect(RunResult.read(files.result).clients, observer)
 
 

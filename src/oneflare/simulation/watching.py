@@ -40,6 +40,11 @@ class LineObserver(Observer):
         self.started = self.told = clock()
         self.width = 0
 
+    def features(self, done: int, total: int) -> None:
+        if done >= total or (self.rewrite and self.clock() - self.told >= EVERY_SECONDS):
+            self.told = self.clock()
+            self._write(f"features of {done} of {total} images", final=not self.rewrite)
+
     def begin(self, experiment: Experiment, _dataset: Dataset, partition: Partition) -> None:
         self.name = f"{experiment.method}, seed {experiment.seed}"
         self.clients, self.total = len(partition.sizes), max(1, sum(partition.sizes) * max(experiment.epochs, 1))

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.seeds import derive, numpy_generator
-from oneflare.data import Dataset, load
+from oneflare.data import Dataset
 from oneflare.errors import UploadError
 from oneflare.fusion import UploadSet
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import Block
 from oneflare.nn.hardware import one_thread
+from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
@@ -207,7 +208,7 @@ def choose_attackers(sizes: Sequence[int], number: int, seed: int) -> tuple[int,
 def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: Observer | None = None) -> Scene:
     """Train everybody, and the attackers once more on wrong labels; write what attackers send."""
     observer = observer or Observer()
-    dataset = load(experiment.data)
+    dataset = load_data(experiment)
     run_experiment(experiment, folder / "honest", dataset=dataset, observer=observer)
     federation = Simulation.build(experiment, RunFiles(folder / "honest"), dataset)
     contract, clients = federation.contract, experiment.partition.clients

@@ -22,7 +22,7 @@ from oneflare.core.files import write_json
 from oneflare.core.noise import SeededWords
 from oneflare.core.privacy import Privacy
 from oneflare.core.seeds import torch_generator
-from oneflare.data import ClientData, Dataset, load, prepare
+from oneflare.data import ClientData, Dataset, prepare
 from oneflare.errors import RunError
 from oneflare.fusion import UploadSet
 from oneflare.fusion.trust.probes import probe_images
@@ -32,6 +32,7 @@ from oneflare.nn import PrototypeNetwork, build_feature_map
 from oneflare.nn.encoders import both_features
 from oneflare.nn.hardware import one_thread
 from oneflare.nn.network import signed_root
+from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import read_experiment
@@ -205,7 +206,7 @@ def audit_run(folder: Path, observer: Observer | None = None) -> Audit:
     files = RunFiles(folder)
     if not files.result.exists():
         raise RunError(f"{folder} is not finished; run the same command again to go on")
-    dataset = load(experiment.data)
+    dataset = load_data(experiment)
     federation = Simulation.build(experiment, files, dataset)
     summaries = [files.client(client).read_summary() for client in range(experiment.partition.clients)]
     with one_thread():

@@ -25,6 +25,7 @@ from oneflare.federation.coordinator import FusedFederation, Rules, fuse_federat
 from oneflare.federation.flower.nodes import read_nodes  # noqa: E402
 from oneflare.federation.identity import identify  # noqa: E402
 from oneflare.federation.intake import Intake, take_in  # noqa: E402
+from oneflare.federation.member import charter_reader  # noqa: E402
 from oneflare.federation.page import write_card, write_federation_page  # noqa: E402
 from oneflare.federation.versions import FederationFiles  # noqa: E402
 from oneflare.simulation.engines.flower.gather import Gathered, Terms, gather  # noqa: E402
@@ -110,7 +111,8 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     charter, files = read_charter(settings.federation), FederationFiles(settings.federation)
     held_out = None
     if settings.test is not None:
-        held_out = read_local(settings.test, charter.classes, charter.image.spec(), part="test").split
+        reader = charter_reader(charter)
+        held_out = read_local(settings.test, charter.classes, charter.inputs, part="test", reader=reader).split
     inbox = settings.federation / "inbox" / f"flower-{run}"
     inbox.mkdir(parents=True, exist_ok=True)
     owners = _owners(charter, settings, files.removed())

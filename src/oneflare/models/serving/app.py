@@ -150,7 +150,7 @@ class Predictor:
 
     def _classify(self, content_type: str, body: bytes) -> list[dict[str, Any]]:
         contents = images_of(content_type, body, self.limits)
-        image = self.model.task.image
+        image = self.model.task.image.decoded
         names = [f"number {row + 1}" for row in range(len(contents))]
         try:
             images = decode(contents, names, image)
@@ -243,7 +243,7 @@ def build_app(
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        image = task.image
+        image = task.image.decoded
         return {
             "status": "ok",
             "oneflare": __version__,

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from oneflare.client.observer import Observer
-from oneflare.data import load
 from oneflare.fusion import FUSIONS, UploadSet, build_fusion
 from oneflare.methods.resolve import resolve
 from oneflare.metrics import evaluate
 from oneflare.nn.hardware import one_thread
+from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
@@ -40,7 +40,7 @@ def communication(
         experiment = resolve(layer, {"seed": seed, "upload": {"dtype": "float32"}, "fusions": names})
         run_experiment(experiment, root / f"s{seed}")
         files = RunFiles(root / f"s{seed}")
-        federation = Simulation.build(experiment, files, load(experiment.data))
+        federation = Simulation.build(experiment, files, load_data(experiment))
         summaries = [files.client(client).read_summary() for client in range(len(federation.partition.sizes))]
         with one_thread():
             sent = federation.collect([summary for summary in summaries if summary is not None], Observer())

@@ -1,0 +1,61 @@
+"""Features of a pretrained network on CIFAR-10: `python -m benchmarks.photographs` writes results/photographs/.
+
+Every row is a command that anybody can type. A row that is there already is kept, so the program can be interrupted.
+Processor seconds are those of the command and its workers; features that an earlier row or run has computed are found
+in the cache, and `features_computed` says how many images the row sent through the backbone itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from oneflare._version import __version__
+from oneflare.core.files import read_json, write_json
+
+RESULTS = Path(__file__).parent.parent / "results/photographs/cifar10.json"
+COMMON = ["backbone=efficientnet_lite0", "data=cifar10"]
+ROWS = [
+    [f"method={method}", f"data.train_size={size}", f"alpha={alpha}"]
+    for method, size in (("analytic", 2000), ("analytic", 10_000), ("flare", 10_000))
+    for alpha in (0.05, 0.5)
+]
+
+
+def measure(words: list[str]) -> dict[str, object]:
+    """Run one command and return its figures."""
+    command = [str(Path(sys.executable).parent / "oneflare"), "run", *COMMON, *words, "--json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    content = json.loads(done.stdout)
+    computed = sum(map(int, re.findall(r"computing features of (\d+) images", done.stderr)))
+    return {
+        "command": " ".join(["oneflare", *command[1:-1]]),
+        "oneflare": __version__,
+        "accuracy": {name: row["accuracy"] for name, row in content["fusions"].items()},
+        "own_fusion": content["headline"],
+        "test_images": content["data"]["test"],
+        "processor_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "features_computed": computed,
+        "partition": content["partition"]["digest"],
+    }
+
+
+def main() -> None:
+    rows = read_json(RESULTS) if RESULTS.exists() else {}
+    for words in ROWS:
+        name = ", ".join(word.split("=")[1] for word in words)
+        if name not in rows:
+            rows[name] = measure(words)
+            write_json(RESULTS, rows)
+        print(name, rows[name]["accuracy"], f"{rows[name]['processor_seconds']} processor seconds")
+
+
+if __name__ == "__main__":
+    main()
