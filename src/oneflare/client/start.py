@@ -5,11 +5,15 @@ Simulations, charters and Flower all come here, so a client trains and sends the
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from torch import nn
 
 from oneflare.core.config import Experiment
 from oneflare.core.privacy import Privacy
 from oneflare.data import ImageSpec
+from oneflare.errors import ConfigError
 from oneflare.nn import (
     PrototypeNetwork,
     build_anchors,
@@ -19,7 +23,8 @@ from oneflare.nn import (
     initial_network,
 )
 from oneflare.upload import Contract
-from oneflare.upload.statistics import Plan
+from oneflare.upload.masking.fixed_point import FixedPoint
+from oneflare.upload.statistics import Plan, limits_of
 
 
 def make_contract(
@@ -39,7 +44,8 @@ def make_contract(
     """
     spec = terms.encoder if encoder is not None else encoder_spec(terms.encoder, len(classes))
     network = initial_network(spec, image.channels, image.size, len(classes), terms.seed, encoder)
-    return Contract.of(
+    plan = statistics_plan(terms, image, mirror)
+    contract = Contract.of(
         network,
         federation=federation,
         method=terms.method,
@@ -47,10 +53,11 @@ def make_contract(
         anchors=terms.anchors,
         image=image,
         classes=classes,
-        statistics=statistics_plan(terms, image, mirror),
+        statistics=plan,
         deep=terms.trains,
         evidence=terms.upload.evidence,
     )
+    return replace(contract, fixed=fixed_point(terms, plan, image))
 
 
 def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module | None) -> PrototypeNetwork:
@@ -77,3 +84,19 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> P
     if upload.statistics_epsilon is not None:
         privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
     return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy)
+
+
+def fixed_point(experiment: Experiment, plan: Plan | None, image: ImageSpec) -> FixedPoint | None:
+    """How sums are rounded where only their total may be read; None where they are not.
+
+    The default for the largest feature is a power of two, on which machines that round differently agree.
+    """
+    masked = experiment.upload.masked
+    if masked is None:
+        return None
+    if plan is None or masked.clip is not None:
+        return FixedPoint(masked.bits, masked.clip or 1.0)
+    largest = limits_of(plan, image.channels, image.size).size
+    if not math.isfinite(largest):
+        raise ConfigError("upload.masked.clip: the feature map does not say how large a feature is; set the largest")
+    return FixedPoint(masked.bits, 2.0 ** math.ceil(math.log2(max(largest, 1.0))))

@@ -40,6 +40,8 @@ class UploadSet:
     """the start that all clients shared; never written to"""
     public: Tensor | None = None
     """`(n, c, h, w)` images that belong to nobody, without labels"""
+    total: Statistics | None = None
+    """the statistics of all uploads together, where they are masked and only their total can be read"""
 
     def __post_init__(self) -> None:
         if not self.uploads:
@@ -52,14 +54,15 @@ class UploadSet:
         return iter(self.uploads)
 
     def without(self, clients: Collection[int]) -> UploadSet:
-        """The same federation without some of its clients."""
+        """The same federation without some of its clients; of masked statistics there is then no total."""
         kept = tuple(upload for upload in self.uploads if upload.client not in clients)
-        return self if len(kept) == len(self) else dataclasses.replace(self, uploads=kept)
+        return self if len(kept) == len(self) else dataclasses.replace(self, uploads=kept, total=None)
 
     @property
     def offered(self) -> frozenset[str]:
         """What a fusion can have."""
         own = frozenset.intersection(*(upload.fields for upload in self.uploads))
+        own = own | {"statistics"} if self.total is not None and self.contract.statistics is not None else own
         return own if self.public is None else own | {"public"}
 
     @property
@@ -95,6 +98,13 @@ class UploadSet:
     def statistics(self) -> Statistics:
         """The sum over clients, one upload in memory at a time."""
         plan = self.plan
+        if self.total is not None:
+            return self.total
+        if self.contract.masked:
+            raise UploadError(
+                "the sums are masked, and only the total of everybody in the round can be read; to leave members out, "
+                "sign a new roster without them: `oneflare server roster`"
+            )
         return sum((upload.statistics() for upload in self), Statistics.zeros(plan.dim, len(self.contract.classes)))
 
     @property

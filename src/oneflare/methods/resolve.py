@@ -110,6 +110,11 @@ def with_density(experiment: Experiment) -> Experiment:
     withheld = "evidence" in upload.model_fields_set and not upload.evidence
     if not wanted or not experiment.trains or withheld:
         return experiment
+    if upload.counts != "exact" and upload.masked is not None:
+        raise ConfigError(
+            f"upload.masked: beside masked sums, fusion {wanted[0]} needs every member's class counts and averages as "
+            "they are; set upload.counts=exact to send these plain, or choose another fusion"
+        )
     if upload.counts != "exact":
         other = "count_prototypes" if upload.counts == "noised" else "feature_mean"
         raise ConfigError(
@@ -151,7 +156,7 @@ def _check_statistics(experiment: Experiment) -> None:
     if experiment.analytic["name"] == "none":
         return
     if upload.statistics_epsilon is None:
-        if upload.counts != "exact":
+        if upload.counts != "exact" and upload.masked is None:
             raise ConfigError(
                 f"upload.counts={upload.counts}: exact statistics reveal the class counts; set "
                 "upload.statistics_epsilon or analytic=none"

@@ -32,6 +32,7 @@ from oneflare.upload.contract import (
     ENCODER,
     EVIDENCE,
     HEADER_LIMIT,
+    MASKED,
     PROTOTYPES,
     SCALE,
     SIZE_LIMIT,
@@ -42,6 +43,7 @@ from oneflare.upload.contract import (
 from oneflare.upload.evidence import FIELDS as EVIDENCE_FIELDS
 from oneflare.upload.evidence import complaint as evidence_complaint
 from oneflare.upload.evidence import offers
+from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, from_vector
 from oneflare.upload.statistics import Statistics, unpack
 from oneflare.upload.tensors import StoredTensor, copied_tensors, open_upload, tensor_entries
 
@@ -96,7 +98,7 @@ class Upload:
             "weights": self.prototypes is not None,
             "prototypes": self.prototypes is not None,
             "counts": self.counts is not None,
-            "statistics": any(name.startswith(STATISTICS) for name in self.manifest["tensors"]),
+            "statistics": self.manifest.get("statistics") is not None and self.manifest.get("masked") is None,
             "calibration": self.trust is not None,
         }
         return frozenset(name for name, offered in held.items() if offered) | offers(
@@ -117,9 +119,20 @@ class Upload:
     def statistics(self) -> Statistics:
         """The analytic statistics."""
         tensors = self._tensors(STATISTICS)
-        if not tensors:
-            raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
-        return unpack({name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()})
+        if "statistics" not in self.fields:
+            hidden = self.manifest.get("masked") is not None
+            remedy = "only their total can be read" if hidden else "set analytic=random_conv for all clients"
+            raise UploadError(f"{self.path}: holds no {'plain ' if hidden else ''}statistics; {remedy}")
+        packed = {name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()}
+        if FIXED not in packed:
+            return unpack(packed)
+        classes, dim = len(self.manifest["classes"]), int(self.manifest["statistics"]["dim"])
+        return from_vector(packed[FIXED], classes, dim, FixedPoint.of(self.manifest["fixed"]))
+
+    def words(self) -> Tensor:
+        """The masked sums, int64: each number is the member's own plus masks, modulo 2^64."""
+        (vector,) = self._tensors(STATISTICS + MASKED).values()
+        return vector
 
     def evidence(self, prefix: str = "") -> dict[str, Tensor]:
         """What the client measured of its network, by name."""

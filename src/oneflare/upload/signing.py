@@ -107,12 +107,12 @@ def generate(private: Path, public: Path) -> SigningKey:
             raise ConfigError(f"{path} exists and is not overwritten; choose another name or folder")
     raw = _ed25519().Ed25519PrivateKey.generate()
     key = SigningKey(raw)
-    _create(private, raw.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    _create(public, f"{key.public}\n".encode(), 0o644)
+    create_file(private, raw.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    create_file(public, f"{key.public}\n".encode(), 0o644)
     return key
 
 
-def _create(path: Path, content: bytes, mode: int) -> None:
+def create_file(path: Path, content: bytes, mode: int) -> None:
     """A new file, whole or not at all, that is never readable by others in between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")

@@ -126,8 +126,11 @@ def reasons(sketches: Sequence[Sketch], classes: Sequence[str]) -> dict[int, str
 
 
 def doubtful_sums(uploads: UploadSet) -> dict[int, str]:
-    """Client -> why its statistics do not fit the others'; noised statistics are too uncertain to be judged."""
-    if uploads.contract.statistics is None or uploads.plan.privacy is not None or len(uploads) < LEAST_HOLDERS:
+    """Client -> why its statistics do not fit the others'.
+
+    Noised statistics are too uncertain to be judged, and masked ones cannot be seen.
+    """
+    if uploads.contract.masked or uploads.contract.statistics is None or uploads.plan.privacy is not None or len(uploads) < LEAST_HOLDERS:
         return {}
     found = reasons([Sketch.of(upload.statistics()) for upload in uploads], uploads.contract.classes)
     return {uploads.uploads[member].client: reason for member, reason in found.items()}
