@@ -12,6 +12,7 @@ from oneflare.cli.commands import Json, Overrides, Quiet
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
+    from oneflare.federation.masked.uploading import Masking
     from oneflare.upload.signing import SigningKey
 
 WAIT_SECONDS = 60.0
@@ -25,6 +26,13 @@ Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federati
 ImageColumn = Annotated[
     str | None,
     typer.Option("--image-column", help="Column of a parquet file that holds the images; default: image or img."),
+]
+Mask = Annotated[
+    Path | None,
+    typer.Option(
+        "--mask",
+        help="Folder with your mask key, where sums are masked; default: NAME.mask beside the --key, or in your home.",
+    ),
 ]
 LabelColumn = Annotated[
     str | None, typer.Option("--label-column", help="Column of a parquet file that holds the labels; default: label.")
@@ -85,6 +93,7 @@ def init(
       oneflare server init digits --classes 0,1,2,3 --image-size 8 --channels 1 --member north=north.pub epochs=20
     """
     from oneflare.cli import show
+    from oneflare.cli.show_federation import masked_next_steps
     from oneflare.core.config import parse_overrides
     from oneflare.core.files import exclusive
     from oneflare.federation.charter import FILE, new_charter, revised, short
@@ -124,6 +133,9 @@ def init(
         show.done("Models will not be signed: pip install 'oneflare[sign]' before this command signs them.")
     else:
         show.done(f"{folder / PRIVATE}: your private key, which signs the models. Keep it, copy it to nobody.")
+    if charter.terms.upload.masked is not None:
+        masked_next_steps(folder, path)
+        return
     show.done(f"\nSend {path} to every member, and nothing else. A member runs:")
     show.done("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
     show.done("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
@@ -199,6 +211,10 @@ def fuse(
         Path | None,
         typer.Option("--test", help="Measure the model on these images of yours (class folders or parquet)."),
     ] = None,
+    releases: Annotated[
+        Path | None,
+        typer.Option("--releases", help="Folder with the members' releases, where sums are masked."),
+    ] = None,
     check_images: Annotated[
         Path | None,
         typer.Option(
@@ -240,6 +256,8 @@ def fuse(
 
       oneflare server fuse federation --uploads inbox --check-images own-images
 
+      oneflare server fuse federation --releases inbox
+
     With --check-images the model is also made without each member in turn. A member that costs a class more than
     --check-points of your images stops the fusion with its name, and nothing is changed, until you --approve or
     --remove it. Without such images, only members that differ from the others in their numbers are warned about.
@@ -269,7 +287,7 @@ def fuse(
         uploads=uploads,
         add=add or (),
         remove=remove or (),
-        rules=Rules(late=late, keep=keep, min_members=min_members, admission=admission),
+        rules=Rules(late=late, keep=keep, min_members=min_members, admission=admission, releases=releases),
         test=None if held_out is None else held_out.split,
         observer=None if quiet else Remarks(),
     )
@@ -320,6 +338,7 @@ def train(
         typer.Option("--name", help="Your name; default: the member whose key this is, or else a random name."),
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Sign the upload with this private key.")] = None,
+    mask: Mask = None,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -356,6 +375,7 @@ def train(
     from oneflare.errors import ConfigError, DataError
     from oneflare.federation.charter import read_charter, short
     from oneflare.federation.ledger import Ledger, ledger_folder
+    from oneflare.federation.masked.uploading import check_before_training
     from oneflare.federation.member import Envelope, estimate, make_upload_in, member_data, upload_notes
     from oneflare.study.estimate import duration
     from oneflare.upload.disclosure import disclose
@@ -365,7 +385,8 @@ def train(
         raise ConfigError(f"--out {out}: an upload's name ends in .safetensors")
     charter = read_charter(charter_file)
     signing = None if key is None else read_key(key)
-    member = _who(charter, name, signing, out, must_sign=not dry_run)
+    member = who(charter, name, signing, out, must_sign=not dry_run)
+    masking = masking_of(charter, member, mask, key, out)
     try:
         images = member_data(
             charter, data, image_column=image_column, label_column=label_column, skip_damaged=skip_damaged
@@ -376,6 +397,8 @@ def train(
         list_damaged(error.damaged, json=json)
         raise DataError(f"{error.summary}; repair or remove them, or go on without them: --skip-damaged") from None
     found = images.data
+    if masking is not None:
+        check_before_training(charter, member, masking, len(found))
     if not quiet:
         announce(charter, member, found, images.notes)
     if dry_run:
@@ -399,7 +422,7 @@ def train(
         return
     with member_progress(charter, enabled=not quiet) as observer:
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
-        envelope = Envelope(member, signing, notes)
+        envelope = Envelope(member, signing, notes, masking)
         made = make_upload_in(envelope, charter, found, out, observer=observer, ledger=ledger)
     content = disclose(out)
     if json:
@@ -501,7 +524,7 @@ def _member(text: str) -> tuple[str, str | None]:
     return name, public_key_of(key) if separator else None
 
 
-def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *, must_sign: bool) -> str:
+def who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *, must_sign: bool) -> str:
     """The member's name: given, or by its key, or the one its earlier training here has, or a random one."""
     from oneflare.errors import ConfigError
     from oneflare.federation.member import claimed_member, work_folder
@@ -520,6 +543,36 @@ def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, 
     if wanted is not None and key is not None and key.public != wanted:
         raise ConfigError(f"the key is not {name}'s; give the private key of {wanted}")
     return name
+
+
+def masking_of(charter: Charter, member: str, mask: Path | None, key: Path | None, out: Path) -> Masking | None:
+    """The member's mask key, opened; None where the sums of this federation are not masked."""
+    from oneflare.errors import ConfigError
+    from oneflare.federation.masked.secret import MaskSecrets, check_place, mask_folder
+    from oneflare.federation.masked.uploading import Masking
+
+    if charter.terms.upload.masked is None:
+        if mask is not None:
+            raise ConfigError(f"--mask: the sums of {charter.name} are not masked; leave it out")
+        return None
+    secrets = MaskSecrets(mask or mask_folder(key, member))
+    check_place(secrets.folder, out)
+    return Masking(secrets, secrets.key(pass_phrase(secrets.folder, ask=secrets.locked)))
+
+
+def pass_phrase(folder: Path, *, ask: bool, new: bool = False) -> str | None:
+    """From the environment, or typed where there is a terminal; None where none is needed. new: asked for twice."""
+    import os
+    import sys
+
+    from oneflare.federation.masked.secret import PASS_PHRASE
+
+    given = os.environ.get(PASS_PHRASE)
+    if not ask or given:
+        return given or None
+    if not sys.stdin.isatty():
+        return None
+    return str(typer.prompt(f"pass phrase of {folder}", hide_input=True, confirmation_prompt=new, err=True))
 
 
 def _size(number: float) -> str:

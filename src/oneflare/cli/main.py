@@ -22,6 +22,7 @@ from oneflare.cli import (
     fusing,
     laboratory,
     manners,
+    masked,
     models,
     parts,
     reporting,
@@ -108,6 +109,10 @@ app.command("predict", rich_help_panel="Use a model")(models.predict)
 app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
 app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
+federation.server.command("roster")(masked.roster)
+federation.server.command("missing")(masked.missing)
+federation.client.command("join")(masked.join)
+federation.client.command("release")(masked.release)
 app.add_typer(federation.server, name="server", rich_help_panel="Federate")
 app.add_typer(federation.client, name="client", rich_help_panel="Federate")
 app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")

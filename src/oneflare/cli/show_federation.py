@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -114,6 +115,20 @@ def disclosure(content: Disclosure) -> None:
         size = f"{field.size_bytes:,}" if field.size_bytes else "·"
         table.add_row(field.name, size, escape(field.holds), escape(field.reveals))
     console.print(table)
+
+
+def masked_next_steps(folder: Path, charter: Path) -> None:
+    """What follows `server init` where sums are masked."""
+    line(f"\nThe sums are masked: you will see their total and no member's own. Send {charter} to every member.")
+    line("Every member takes three steps, and sends you one file after each:")
+    line("  oneflare client join federation.yaml --name NAME --key NAME.key --images NUMBER   # NAME.join.json")
+    line("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
+    line("  oneflare client release federation.yaml request.json --name NAME --key NAME.key   # NAME.release.json")
+    line("You run, with FOLDER for the files that have arrived:")
+    line(f"  oneflare server admit {folder} NAME NAME.pub          # for each key that arrives")
+    line(f"  oneflare server roster {folder} --enrolments FOLDER   # when all have joined; send {charter} again")
+    line(f"  oneflare server missing {folder} --uploads FOLDER     # closes the round; send its request.json")
+    line(f"  oneflare server fuse {folder} --releases FOLDER")
 
 
 def fused_federation(fused: FusedFederation) -> None:

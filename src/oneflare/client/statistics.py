@@ -89,9 +89,7 @@ def measure_on_lattice(
     return _whole_sums(whole, images, labels, (features.dim, classes))
 
 
-def measure_fixed(
-    features: FeatureMap, images: Tensor, labels: Tensor, classes: int, fixed: FixedPoint
-) -> LatticeSums:
+def measure_fixed(features: FeatureMap, images: Tensor, labels: Tensor, classes: int, fixed: FixedPoint) -> LatticeSums:
     """The sums of images whose features are rounded to fixed point."""
     return _whole_sums(lambda block: fixed.round(features(block)), images, labels, (features.dim, classes))
 

@@ -25,7 +25,7 @@ ORPHAN_SECONDS = 10.0
 """how long the workers of a killed process are waited for"""
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | bytearray) -> None:
     """Write to a temporary name in the same folder, flush to disk, then rename: a crash leaves old or new."""
     try:
         _write_whole(path, content)
@@ -36,7 +36,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def _write_whole(path: Path, content: bytes | bytearray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.{os.getpid()}."
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=TEMPORARY_SUFFIX)

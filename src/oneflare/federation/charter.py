@@ -32,6 +32,7 @@ from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import CUSTOM
 from oneflare.upload import Contract
+from oneflare.upload.masking.roster import Roster
 from oneflare.upload.signing import check_name, check_public_key
 
 FILE = "federation.yaml"
@@ -95,6 +96,7 @@ class Charter(Section):
     limits: str = Field("", description="what it is not for; goes to its card")
     members: dict[str, str | None] = Field(default_factory=dict, description="name -> public key; empty: anybody")
     coordinator: str | None = Field(None, description="public key that signs the model, its card and the result")
+    roster: Roster | None = Field(None, description="mask keys of the members, where sums are masked")
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("coordinator")
@@ -154,9 +156,17 @@ class Charter(Section):
 
     @cached_property
     def contract(self) -> Contract:
-        """What every upload of this federation must look like."""
+        """What every upload of this federation must look like; where sums are masked, before they are."""
         return make_contract(
             self.terms, self.image.spec(), self.classes, mirror=self.image.mirror, federation=self.fingerprint
+        )
+
+    @property
+    def masked_contract(self) -> Contract:
+        """What an upload must look like when it arrives."""
+        masked = self.terms.upload.masked is not None
+        return (
+            replace(self.contract, masked=len(self.roster.members) if self.roster else 1) if masked else self.contract
         )
 
     def template(self) -> PrototypeNetwork:
@@ -196,7 +206,7 @@ class Charter(Section):
 HEADER = """\
 # A OneFlare federation, fingerprint {fingerprint}. Send this file to every member, unchanged.
 # Members and the coordinator compare the fingerprint by telephone or in person before they train.
-# Members, deadline, use, limits and experiment.fusions may change later; all else makes another federation.
+# Members, deadline, use, limits, roster and experiment.fusions may change later; all else makes another federation.
 """
 
 

@@ -20,9 +20,11 @@ from oneflare.data import Split
 from oneflare.errors import RunError, did_you_mean
 from oneflare.federation.admission import Admission, admitted, refuse_faulty
 from oneflare.federation.charter import Charter, read_charter
+from oneflare.federation.identity import now
 from oneflare.federation.intake import Examination, Intake, take_in
-from oneflare.federation.member import now
-from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared
+from oneflare.federation.masked.opening import Total, open_total
+from oneflare.federation.masked.rounds import RoundFiles, closed_history
+from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared, upload_files
 from oneflare.federation.vouching import coordinator_key, sign_fusion
 from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
@@ -37,18 +39,21 @@ class Rules:
     late: also those made after the deadline. keep: a member that sent nothing usable now stays in with its upload of
     the last fusion. min_members: fewer members and nothing is fused; None: as many as the last fusion had, without
     those who were removed; where there was none yet, all who are admitted. admission: how members are checked by what
-    they do to answers; None: they are not.
+    they do to answers; None: they are not. releases: folder with the members' answers, where sums are masked.
     """
 
     late: bool = False
     keep: bool = False
     min_members: int | None = None
     admission: Admission | None = None
+    releases: Path | None = None
 
     def least(self, charter: Charter, last: Mapping[str, Any] | None, removed: Mapping[str, str]) -> int:
         """How many members a fusion needs; who was removed does not count."""
         if self.min_members is not None:
             return self.min_members
+        if charter.terms.upload.masked is not None and charter.roster is not None:
+            return charter.roster.threshold
         names = charter.members if last is None else [member["name"] for member in last["members"]]
         return max(1, sum(name not in removed for name in names))
 
@@ -86,13 +91,19 @@ def fuse_federation(
         last = files.last()
         intake = _examined(charter, files, uploads, add, rules)
         intake, removed = _without(charter, intake, remove, files.known().removed)
+        total = _total(charter, folder, intake, rules, observer)
         for note in intake.notes:
             observer.note(note)
         least = rules.least(charter, last, removed)
         _enough(intake, least, charter, last, removed)
         observer.note(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
         with one_thread(), prepared(files) as place:
-            collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
+            collected = UploadSet(
+                tuple(intake.uploads.values()),
+                charter.masked_contract,
+                charter.template(),
+                total=None if total is None else total.statistics,
+            )
             names = {upload.client: name for name, upload in intake.uploads.items()}
 
             def work(kept: UploadSet) -> tuple[dict[str, str], dict[str, Any] | None, dict[str, dict[str, Any]]]:
@@ -110,6 +121,8 @@ def fuse_federation(
                 observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
             _enough(intake, least, charter, last, removed)
             content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects, "admission": checked}
+            if total is not None:
+                content["masked"] = _masked_facts(total)
             content["change"] = change(last, content)
             install(files, content, intake.uploads, removed)
         unsigned = sign_fusion(charter, folder, content)
@@ -122,14 +135,46 @@ def _examined(
     charter: Charter, files: FederationFiles, uploads: Path | None, add: Sequence[Path], rules: Rules
 ) -> Intake:
     """The verdict on every file that takes part in this fusion."""
+    if charter.terms.upload.masked is not None:
+        sources = [] if uploads is None else upload_files(uploads)
+        known = closed_history(charter, files.folder)
+        return take_in(charter, [*RoundFiles(files.folder).kept(), *sources], add, known=known, late=True)
     kept = files.kept()
-    sources = _upload_files(uploads) if uploads is not None else kept
+    sources = upload_files(uploads) if uploads is not None else kept
     if not sources and not add:
         where = f"in {uploads}" if uploads is not None else "yet; give --uploads FOLDER"
         raise RunError(f"there is no upload {where}")
     late = rules.late or uploads is None
     fallback = kept if rules.keep and uploads is not None else ()
     return take_in(charter, sources, add, known=files.known(), late=late, fallback=fallback)
+
+
+def _total(charter: Charter, folder: Path, intake: Intake, rules: Rules, observer: Observer) -> Total | None:
+    """The opened sums of the round, where they are masked."""
+    if charter.terms.upload.masked is None:
+        if rules.releases is not None:
+            raise RunError("--releases: the sums of this federation are not masked, so there is nothing to release")
+        return None
+    if rules.admission is not None:
+        raise RunError(
+            "--check-images: what each member does cannot be checked where sums are masked, because no model can be "
+            "made without one of them; leave it out, and measure the model with --test"
+        )
+    total, refused = open_total(charter, folder, intake.uploads, rules.releases)
+    for line in refused:
+        observer.note(line)
+    return total
+
+
+def _masked_facts(total: Total) -> dict[str, Any]:
+    """What a result says of masked sums."""
+    return {
+        "roster": total.roster.number,
+        "roster_digest": total.roster.digest,
+        "threshold": total.roster.threshold,
+        "counts": total.counts,
+        "closed": total.request.created,
+    }
 
 
 def _enough(
@@ -181,20 +226,10 @@ def change(last: Mapping[str, Any] | None, content: Mapping[str, Any]) -> dict[s
 
 def _images(result: Mapping[str, Any], label: int) -> int:
     """Images of a class over all members; where counts are withheld, one that nobody knows of is assumed."""
+    if result.get("masked"):
+        return int(result["masked"]["counts"][label])
     rows = [member["counts"] for member in result["members"]]
     return 1 if None in rows else sum(row[label] for row in rows)
-
-
-def _upload_files(folder: Path) -> list[Path]:
-    """All uploads below a folder; what members keep to resume is none of them."""
-    if not folder.is_dir():
-        raise RunError(f"no folder at {folder}; give the one in which the uploads were collected")
-    found = (path for path in folder.rglob("*.safetensors") if path.is_file())
-    return sorted(
-        path
-        for path in found
-        if not any(part.startswith(".") or part.endswith(".work") for part in path.relative_to(folder).parts)
-    )
 
 
 def _without(
@@ -205,6 +240,11 @@ def _without(
     verdicts = list(intake.verdicts)
     known = {*intake.uploads, *charter.members, *removed, *(v.member for v in verdicts if v.member)}
     for name in remove:
+        if name in intake.uploads and charter.terms.upload.masked is not None:
+            raise RunError(
+                f"cannot remove '{name}' from a total of masked sums; `oneflare server roster --without {name}` signs "
+                "a roster for a new total of the others, who upload again without training"
+            )
         if name not in known:
             raise RunError(f"cannot remove '{name}': no such member{did_you_mean(name, known)}")
         left[name] = now()
@@ -223,8 +263,7 @@ def _suspects(uploads: UploadSet, names: Mapping[int, str]) -> dict[str, str]:
 def _fuse(charter: Charter, place: Path, collected: UploadSet, test: Split | None) -> dict[str, dict[str, Any]]:
     """Every fusion of the charter, its model saved in a folder; the first is the federation's own."""
     specs = charter.terms.fusions
-    offered = frozenset.intersection(*(upload.fields for upload in collected))
-    check_needs(specs, offered, "; change experiment.fusions")
+    check_needs(specs, collected.offered, "; change experiment.fusions")
     made = [fuse_timed(spec, collected) for spec in specs]
     measured = [] if test is None else score_all(made, collected, test)
     scores = {one.name: one.scores.to_dict() for one in measured}

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +34,9 @@ from oneflare.data.labelled import left_out_note
 from oneflare.data.local import LocalData, read_local
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
-from oneflare.federation.identity import in_future
+from oneflare.federation.identity import in_future, now
 from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
+from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.nn.hardware import one_thread
 from oneflare.upload import read_manifest, seal_upload
 from oneflare.upload.signing import SigningKey
@@ -148,6 +149,8 @@ class Envelope:
     key: SigningKey | None
     notes: tuple[str, ...] = ()
     """what the coordinator should know of the data"""
+    masking: Masking | None = None
+    """with which key sums are masked, where the terms say that they are"""
 
     def seal(self, source: Path, path: Path) -> dict[str, Any]:
         """Write the upload of `source` to `path` under this envelope; returns its manifest."""
@@ -190,6 +193,8 @@ def make_upload_in(
     folder = work_folder(out)
     summary = train_member(charter, data, member, folder, observer)
     trained = ClientFiles(folder).upload
+    if charter.terms.upload.masked is not None:
+        trained = masked_copy(charter, trained, member, envelope.masking)
     if out.exists():
         manifest = _same_upload(trained, out, member, key)
         if manifest is not None and tuple(manifest.get("notes", ())) == notes:
@@ -244,10 +249,6 @@ def _same_upload(trained: Path, out: Path, member: str, key: SigningKey | None) 
 def signer(key: SigningKey) -> Any:
     """What `seal_upload` calls: digest -> the manifest's signature."""
     return lambda digest: {"key": key.public, "value": key.sign(digest)}
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,18 @@ class FederationFiles:
         return dict(read_json(self.result)) if self.result.exists() else None
 
 
+def upload_files(folder: Path) -> list[Path]:
+    """All uploads below a folder; what members keep to resume is none of them."""
+    if not folder.is_dir():
+        raise RunError(f"no folder at {folder}; give the one in which the uploads were collected")
+    found = (path for path in folder.rglob("*.safetensors") if path.is_file())
+    return sorted(
+        path
+        for path in found
+        if not any(part.startswith(".") or part.endswith(".work") for part in path.relative_to(folder).parts)
+    )
+
+
 @contextlib.contextmanager
 def prepared(files: FederationFiles) -> Iterator[Path]:
     """An empty folder for the models of the next fusion; whatever is still in it at the end is deleted."""

@@ -130,7 +130,9 @@ def doubtful_sums(uploads: UploadSet) -> dict[int, str]:
 
     Noised statistics are too uncertain to be judged, and masked ones cannot be seen.
     """
-    if uploads.contract.masked or uploads.contract.statistics is None or uploads.plan.privacy is not None or len(uploads) < LEAST_HOLDERS:
+    if uploads.contract.masked or uploads.contract.statistics is None:
+        return {}
+    if uploads.plan.privacy is not None or len(uploads) < LEAST_HOLDERS:
         return {}
     found = reasons([Sketch.of(upload.statistics()) for upload in uploads], uploads.contract.classes)
     return {uploads.uploads[member].client: reason for member, reason in found.items()}

@@ -72,7 +72,7 @@ class FixedPoint:
             most = ((1 << WORD_BITS) - 1) // self.largest(1, dim)
             raise ConfigError(
                 f"sums over {images} images could overflow: with upload.masked.bits={self.bits} and features up to "
-                f"{self.clip:g}, all members together may have {most}; choose fewer bits, which makes another federation"
+                f"{self.clip:g}, all members together may have {most}; another federation with fewer bits allows more"
             )
 
 

@@ -51,7 +51,7 @@ def add_stream(vector: Words, seed: bytes, sign: int = 1) -> None:
 
 
 def commitment(kind: str, content: bytes) -> str:
-    """A digest that shows later that a secret is the one of the upload; secrets of 32 random bytes cannot be guessed."""
+    """A digest by which a secret is recognised later; 32 random bytes cannot be guessed from it."""
     return hashlib.sha256(f"oneflare {kind}\0".encode() + content).hexdigest()
 
 
