@@ -231,6 +231,7 @@ def try_here(
     from oneflare.federation.flower.template import write_app
 
     charter = read_charter(folder)
+    charter.check_flower()
     nodes = {name: {"data": path, "member": name} for name, path in (_pair(text, "--member") for text in member)}
     for name, path in (_pair(text, "--key") for text in key or []):
         if name not in nodes:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.progress import Progress
@@ -131,6 +131,12 @@ def masked_next_steps(folder: Path, charter: Path) -> None:
     line(f"  oneflare server fuse {folder} --releases FOLDER")
 
 
+def _masked_line(content: Mapping[str, Any]) -> str:
+    facts = content["masked"]
+    shown = "images are the most that each enrolled with; " if content["counts_mode"] == "withheld" else ""
+    return f"{shown}the total under roster {facts['roster']} is over {sum(facts['counts'])} images"
+
+
 def fused_federation(fused: FusedFederation) -> None:
     """Who is in, who is missing, who was refused and why; then the model."""
     content, console = fused.content, console_for()
@@ -157,6 +163,8 @@ def fused_federation(fused: FusedFederation) -> None:
         if name not in seen:
             table.add_row(name, "[yellow]removed[/yellow]", "", "", "", f"on {when[:10]}")
     console.print(table)
+    if content.get("masked"):
+        line(_masked_line(content))
     for name, row in content["fusions"].items():
         scores = row["scores"]
         measured = (

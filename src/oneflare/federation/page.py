@@ -79,15 +79,17 @@ def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
     """What a user of the model must know, from the charter and from the uploads themselves."""
     lines = [charter.limits.strip()] if charter.limits.strip() else []
     tables = [member["counts"] for member in content["members"]]
-    if None not in tables:
+    if content.get("masked"):
+        totals = dict(zip(charter.classes, content["masked"]["counts"], strict=True))
+        lines += _rare(totals, "")
+        lines.append(
+            "The members' sums were masked: which member has which class is not known, and no member was checked by "
+            "what it does to the model."
+        )
+    elif None not in tables:
         noisy = " by the noised counts" if content["counts_mode"] == "noised" else ""
         totals = dict(zip(charter.classes, map(sum, zip(*tables, strict=True)), strict=True))
-        unseen = [name for name, total in totals.items() if total == 0]
-        few = [name for name, total in totals.items() if 0 < total < FEW]
-        if unseen:
-            lines.append(f"No member has seen{noisy}: {_listed(unseen)}. Never trust the model on these classes.")
-        if few:
-            lines.append(f"Fewer than {FEW} images in all{noisy}: {_listed(few)}.")
+        lines += _rare(totals, noisy)
         lonely = [
             name
             for label, name in enumerate(charter.classes)
@@ -110,6 +112,18 @@ def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
     lines.append(_privacy(charter))
     if not charter.members or None in charter.members.values():
         lines.append("Not every upload had to be signed, so members are who they say they are, no more.")
+    return lines
+
+
+def _rare(totals: Mapping[str, int], noisy: str) -> list[str]:
+    """Which classes nobody has, and which hardly anybody; totals: class -> images over all members."""
+    unseen = [name for name, total in totals.items() if total == 0]
+    few = [name for name, total in totals.items() if 0 < total < FEW]
+    lines = []
+    if unseen:
+        lines.append(f"No member has seen{noisy}: {_listed(unseen)}. Never trust the model on these classes.")
+    if few:
+        lines.append(f"Fewer than {FEW} images in all{noisy}: {_listed(few)}.")
     return lines
 
 
@@ -137,7 +151,9 @@ def _privacy(charter: Charter) -> str:
             "images is not hidden, and a second upload about the same images would add its epsilon."
         )
     held = ["trained weights"] if terms.trains else []
-    if terms.analytic["name"] != "none":
+    if terms.upload.masked is not None:
+        held.append("masked sums over images, of which the coordinator has seen the total over the members alone")
+    elif terms.analytic["name"] != "none":
         held.append("exact sums over images, from which anybody with a copy of an image can tell whether it was used")
     if terms.upload.evidence:
         held.append(f"exact averages over images ({', '.join(terms.upload.evidence)})")
@@ -169,6 +185,8 @@ def card(charter: Charter, content: dict[str, Any]) -> str:
         "|---|---:|---:|---|---|",
     ]
     volume = {"exact": "", "noised": " (noised)", "withheld": " (total only)"}[content["counts_mode"]]
+    if content.get("masked") and content["counts_mode"] == "withheld":
+        volume = " at most (enrolled)"
     for member in content["members"]:
         lines.append(
             f"| {member['name']} | {member['samples']}{volume} | {size_text(member['upload_bytes'])} "

@@ -108,6 +108,7 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     Who is not in, and why, is said and written down.
     """
     charter, files = read_charter(settings.federation), FederationFiles(settings.federation)
+    charter.check_flower()
     held_out = None if settings.test is None else read_local(settings.test, charter.classes, charter.image.spec()).split
     inbox = settings.federation / "inbox" / f"flower-{run}"
     inbox.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ the name of whoever sent it. Nothing is opened before everything that is needed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,8 @@ from oneflare.upload.statistics import Statistics, complaint, limits_of, pack
 
 @dataclass(frozen=True)
 class Round:
-    """A closed round with all that its opening needs."""
+    """A closed round, and what its uploads say of their masks."""
 
-    charter: Charter
     roster: Roster
     request: Request
     notes: Mapping[str, MaskedNote]
@@ -72,10 +71,11 @@ def open_total(
             f"the upload of {' and '.join(lost)} that is in the closed round is not usable here, and a total cannot be "
             "opened without it; put the very file back among the uploads"
         )
-    closed = Round(charter, roster, request, {name: note_of(upload, roster) for name, upload in uploads.items()})
+    closed = Round(roster, request, {name: note_of(upload, roster) for name, upload in uploads.items()})
     answers, refused = _collect(closed, RoundFiles(folder), releases)
-    vector = unmasked(closed, uploads, answers)
-    return _checked(closed, vector), refused
+    check_enough(closed, answers)
+    words = ((name, upload.words().numpy().view(np.uint64)) for name, upload in uploads.items())
+    return _checked(charter, closed, unmasked(closed, words, answers)), refused
 
 
 def _collect(closed: Round, files: RoundFiles, folder: Path | None) -> tuple[dict[str, Release], list[str]]:
@@ -125,7 +125,7 @@ def check_release(path: Path, answer: Release, closed: Round) -> None:
             raise UploadError(f"{path}: the seed in common with {name} is not the one that {answer.member} masked with")
 
 
-def _check_enough(closed: Round, answers: Mapping[str, Release]) -> None:
+def check_enough(closed: Round, answers: Mapping[str, Release]) -> None:
     """Say whom to ask while something is lacking."""
     roster, request = closed.roster, closed.request
     here = ", ".join(sorted(answers)) or "nobody"
@@ -147,13 +147,14 @@ def _check_enough(closed: Round, answers: Mapping[str, Release]) -> None:
             )
 
 
-def unmasked(closed: Round, uploads: Mapping[str, Upload], answers: Mapping[str, Release]) -> Words:
-    """The sum of all uploads without masks; one upload is in memory at a time."""
-    _check_enough(closed, answers)
+def unmasked(closed: Round, uploads: Iterable[tuple[str, Words]], answers: Mapping[str, Release]) -> Words:
+    """The sum of all uploads without masks; one upload is in memory at a time, beside the sum.
+
+    uploads: members with their masked sums, which may be overwritten. answers: enough, and checked.
+    """
     roster, missing = closed.roster, closed.request.missing(closed.roster)
     total: Words | None = None
-    for name, upload in uploads.items():
-        words = upload.words().numpy().view(np.uint64)
+    for name, words in uploads:
         total = words if total is None else np.add(total, words, out=total)
         add_stream(total, _personal(closed, name, answers), -1)
         for other in missing:
@@ -183,9 +184,9 @@ def _personal(closed: Round, name: str, answers: Mapping[str, Release]) -> bytes
     return seed
 
 
-def _checked(closed: Round, vector: Words) -> Total:
+def _checked(charter: Charter, closed: Round, vector: Words) -> Total:
     """The total, refused where no images could give it."""
-    contract = closed.charter.contract
+    contract = charter.contract
     assert contract.fixed is not None
     classes, plan = len(contract.classes), contract.statistics
     dim = 0 if plan is None else plan.dim

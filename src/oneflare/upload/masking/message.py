@@ -46,6 +46,7 @@ class MaskedNote:
     """What a masked upload says beside its numbers; kept in its manifest as `masked`."""
 
     roster: str
+    threshold: int
     salt: str
     """random: names this upload among all that the member ever makes"""
     personal: str
@@ -65,7 +66,7 @@ class MaskedNote:
         """The note of an upload from others, checked against the roster; its values are checked when they are used."""
         if not isinstance(content, Mapping) or set(content) != set(cls.__dataclass_fields__):
             raise UploadError(f"{path}: the masks are not described as they should be; the member must train again")
-        if content["roster"] != roster.digest:
+        if content["roster"] != roster.digest or content["threshold"] != roster.threshold:
             raise UploadError(
                 f"{path}: was masked for another roster than number {roster.number}, so its masks do not cancel; "
                 f"{member} must run `oneflare client train` with the charter that has this roster"
@@ -116,7 +117,9 @@ def mask(vector: Words, roster: Roster, member: str, key: MaskKey, salt: bytes) 
         for name, share in shares.items()
     }
     committed = {name: commitment(SHARE, share) for name, share in shares.items()}
-    return MaskedNote(roster.digest, salt.hex(), commitment(PERSONAL, personal), pairs, committed, sealed)
+    return MaskedNote(
+        roster.digest, roster.threshold, salt.hex(), commitment(PERSONAL, personal), pairs, committed, sealed
+    )
 
 
 def new_salt() -> bytes:
