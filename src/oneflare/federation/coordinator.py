@@ -160,10 +160,7 @@ def _total(charter: Charter, folder: Path, intake: Intake, rules: Rules, observe
             "--check-images: what each member does cannot be checked where sums are masked, because no model can be "
             "made without one of them; leave it out, and measure the model with --test"
         )
-    total, refused = open_total(charter, folder, intake.uploads, rules.releases)
-    for line in refused:
-        observer.note(line)
-    return total
+    return open_total(charter, folder, intake.uploads, rules.releases, observer)
 
 
 def _masked_facts(total: Total) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oneflare.client.start import fixed_point
@@ -27,6 +27,7 @@ class Linear:
         return ""
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40))
 def test_sums_are_those_of_whole_numbers(seed, images):
     generator = torch.Generator().manual_seed(seed)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oneflare.client.observer import Observer
 from oneflare.core.files import write_bytes
 from oneflare.errors import RunError, UploadError
 from oneflare.federation.charter import Charter
@@ -58,9 +59,9 @@ class Total:
 
 
 def open_total(
-    charter: Charter, folder: Path, uploads: Mapping[str, Upload], releases: Path | None
-) -> tuple[Total, list[str]]:
-    """The total over the members of the closed round, and a line for each release that cannot be used.
+    charter: Charter, folder: Path, uploads: Mapping[str, Upload], releases: Path | None, observer: Observer
+) -> Total:
+    """The total over the members of the closed round; the observer hears of each release that cannot be used.
 
     uploads: exactly those of the request. releases: a folder with answers of members; those that came before are kept.
     """
@@ -73,9 +74,11 @@ def open_total(
         )
     closed = Round(roster, request, {name: note_of(upload, roster) for name, upload in uploads.items()})
     answers, refused = _collect(closed, RoundFiles(folder), releases)
+    for line in refused:
+        observer.note(line)
     check_enough(closed, answers)
     words = ((name, upload.words().numpy().view(np.uint64)) for name, upload in uploads.items())
-    return _checked(charter, closed, unmasked(closed, words, answers)), refused
+    return _checked(charter, closed, unmasked(closed, words, answers))
 
 
 def _collect(closed: Round, files: RoundFiles, folder: Path | None) -> tuple[dict[str, Release], list[str]]:

@@ -43,7 +43,7 @@ def add_stream(vector: Words, seed: bytes, sign: int = 1) -> None:
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
     cipher = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()  # every seed is used for one stream
-    zeros = memoryview(bytes(8 * BLOCK))
+    zeros = memoryview(bytes(8 * min(BLOCK, len(vector))))
     for start in range(0, len(vector), BLOCK):
         part = vector[start : start + BLOCK]
         stream = np.frombuffer(cipher.update(zeros[: 8 * len(part)]), dtype="<u8")
