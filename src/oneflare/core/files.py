@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,8 +25,11 @@ ORPHAN_SECONDS = 10.0
 """how long the workers of a killed process are waited for"""
 
 
-def write_bytes(path: Path, content: bytes | bytearray) -> None:
-    """Write to a temporary name in the same folder, flush to disk, then rename: a crash leaves old or new."""
+def write_bytes(path: Path, *content: bytes | bytearray) -> None:
+    """Write to a temporary name in the same folder, flush to disk, then rename: a crash leaves old or new.
+
+    Several pieces are written one behind the other, without a copy of all together.
+    """
     try:
         _write_whole(path, content)
     except OSError as error:
@@ -36,13 +39,14 @@ def write_bytes(path: Path, content: bytes | bytearray) -> None:
         ) from error
 
 
-def _write_whole(path: Path, content: bytes | bytearray) -> None:
+def _write_whole(path: Path, content: Sequence[bytes | bytearray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.{os.getpid()}."
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=TEMPORARY_SUFFIX)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            for piece in content:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

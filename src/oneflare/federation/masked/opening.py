@@ -61,10 +61,19 @@ class Total:
 def open_total(
     charter: Charter, folder: Path, uploads: Mapping[str, Upload], releases: Path | None, observer: Observer
 ) -> Total:
-    """The total over the members of the closed round; the observer hears of each release that cannot be used.
+    """The total over the members of the closed round, refused where no images could give it.
 
     uploads: exactly those of the request. releases: a folder with answers of members; those that came before are kept.
+    The observer hears of each release that cannot be used.
     """
+    closed, vector = open_vector(charter, folder, uploads, releases, observer)
+    return checked_total(charter, closed, vector)
+
+
+def open_vector(
+    charter: Charter, folder: Path, uploads: Mapping[str, Upload], releases: Path | None, observer: Observer
+) -> tuple[Round, Words]:
+    """The round, and the sum of its uploads without masks."""
     roster, request = checked_roster(charter), open_request(charter, folder)
     lost = sorted(set(request.uploaded) ^ set(uploads))
     if lost:
@@ -78,7 +87,7 @@ def open_total(
         observer.note(line)
     check_enough(closed, answers)
     words = ((name, upload.words().numpy().view(np.uint64)) for name, upload in uploads.items())
-    return _checked(charter, closed, unmasked(closed, words, answers))
+    return closed, unmasked(closed, words, answers)
 
 
 def _collect(closed: Round, files: RoundFiles, folder: Path | None) -> tuple[dict[str, Release], list[str]]:
@@ -159,6 +168,7 @@ def unmasked(closed: Round, uploads: Iterable[tuple[str, Words]], answers: Mappi
     total: Words | None = None
     for name, words in uploads:
         total = words if total is None else np.add(total, words, out=total)
+        del words  # before the next one is read
         add_stream(total, _personal(closed, name, answers), -1)
         for other in missing:
             seed = decoded(answers[name].pairs[other], SEED_BYTES)
@@ -187,7 +197,7 @@ def _personal(closed: Round, name: str, answers: Mapping[str, Release]) -> bytes
     return seed
 
 
-def _checked(charter: Charter, closed: Round, vector: Words) -> Total:
+def checked_total(charter: Charter, closed: Round, vector: Words) -> Total:
     """The total, refused where no images could give it."""
     contract = charter.contract
     assert contract.fixed is not None

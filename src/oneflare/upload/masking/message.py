@@ -135,14 +135,16 @@ def mask_upload(source: Path, target: Path, roster: Roster, member: str, key: Ma
     manifest = parse_manifest(source, header)
     entry = tensor_entries(source, header)[STATISTICS + FIXED]
     with source.open("rb") as file:
-        file.seek(8 + int.from_bytes(file.read(8), "little"))
-        body = bytearray(file.read())
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        body = bytearray(source.stat().st_size - begin)
+        file.seek(begin)
+        file.readinto(body)
     vector = np.frombuffer(body, dtype="<u8", count=(entry.end - entry.start) // 8, offset=entry.start)
-    counts = counts_of(torch.from_numpy(vector.view("<i8").copy()), len(manifest["classes"]))
+    images = int(counts_of(torch.from_numpy(vector.view("<i8")), len(manifest["classes"])).sum())
     declared = roster.entry(member).images
-    if int(counts.sum()) > declared:
+    if images > declared:
         raise UploadError(
-            f"{member} has {int(counts.sum())} images, and enrolled with at most {declared}; leave some out, or join "
+            f"{member} has {images} images, and enrolled with at most {declared}; leave some out, or join "
             "again with --images and ask for a new roster"
         )
     note = mask(vector, roster, member, key, salt)
@@ -156,7 +158,5 @@ def mask_upload(source: Path, target: Path, roster: Roster, member: str, key: Ma
     header["__metadata__"] = {MANIFEST: json.dumps(manifest, sort_keys=True)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    del vector
-    body[:0] = len(text).to_bytes(8, "little") + text
-    write_bytes(target, body)
+    write_bytes(target, len(text).to_bytes(8, "little"), text, body)
     return note
