@@ -64,7 +64,7 @@ def join(
         from oneflare.errors import ConfigError
 
         raise ConfigError("--pass-phrase: there is no terminal to type it; set ONEFLARE_PASS_PHRASE")
-    made = secrets.key(phrase) if there else secrets.create(phrase if lock else None)
+    made = secrets.reopened(phrase) if there else secrets.create(phrase if lock else None)
     enrolment = enrol(charter, member, images, made, signing)
     write_message(target, ENROLMENT, enrolment)
     if json:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oneflare.core.files import exclusive, write_json
+from oneflare.core.files import exclusive, remove_partial, write_json
 from oneflare.core.records import read_record, record_to_dict
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.ledger import HOME
@@ -85,6 +85,11 @@ class MaskSecrets:
             raise RunError(f"{self.record_file} belongs to another key; restore both files of the folder together")
         return key
 
+    def reopened(self, pass_phrase: str | None = None) -> MaskKey:
+        """The key of a folder that is used again, after what a killed process left there is removed."""
+        with self.held():
+            return self.key(pass_phrase)
+
     def record(self) -> Record:
         """What was made and released; without it nobody can say what may still be released."""
         remedy = "restore the folder from a backup, or join again with another --mask folder"
@@ -98,8 +103,9 @@ class MaskSecrets:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """One process at a time reads, decides and writes."""
+        """One process at a time reads, decides and writes; what a killed one left half-written is removed."""
         with exclusive(self.folder, wait_seconds=WAIT_SECONDS):
+            remove_partial(self.folder)
             yield
 
     def problem(self) -> str | None:
