@@ -39,6 +39,7 @@ from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
 from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.nn.hardware import one_thread
 from oneflare.upload import read_manifest, seal_upload
+from oneflare.upload.masking.fixed_point import FIXED, vector_size
 from oneflare.upload.signing import SigningKey
 from oneflare.upload.statistics import Statistics, pack
 
@@ -286,7 +287,10 @@ def upload_size(charter: Charter) -> int:
     """Bytes of any member's upload, by writing an untrained one; names and signature add a few hundred."""
     contract, classes = charter.contract, len(charter.classes)
     packed = None
-    if contract.statistics is not None:
+    if contract.fixed is not None:
+        dim = 0 if contract.statistics is None else contract.statistics.dim
+        packed = {FIXED: torch.zeros(vector_size(classes, dim), dtype=torch.int64)}
+    elif contract.statistics is not None:
         packed = pack(Statistics.zeros(contract.statistics.dim, classes), contract.statistics.dtype)
     nothing = Split(torch.empty(0, 1, 1, 1), torch.empty(0, dtype=torch.long))
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -73,10 +74,8 @@ class Killer:
 
 @pytest.mark.soak
 def test_killed_at_random_moments_of_every_step(tmp_path):
-    import oneflare.cli.main  # noqa: F401  (imported before the processes are forked)
-    import oneflare.federation.coordinator
-    import oneflare.federation.page  # noqa: F401
-
+    for module in ("cli.main", "federation.coordinator", "federation.page", "federation.masked.release"):
+        importlib.import_module(f"oneflare.{module}")  # before the processes are forked
     root, kill, split = tmp_path, Killer(0), digits()[0]
     inbox, charter = root / "inbox", root / "fed" / "federation.yaml"
     members = []
