@@ -32,13 +32,15 @@ NAME = "who and when"
 LEARNT = "trained or averaged numbers"
 TOTAL = "how many images"
 COUNTS = "how many of each class"
+MASKS = "random numbers"
 LEFT_OUT = "that images were left out; how many of how many, where counts are exact"
 FIELDS = {
     **dict.fromkeys(("schema", "federation", "method", "epoch", "classes", "image", "encoder"), TERMS),
-    **dict.fromkeys(("encoder_hash", "anchors", "dim", "statistics", "evidence", "counts"), TERMS),
+    **dict.fromkeys(("encoder_hash", "anchors", "dim", "statistics", "evidence", "counts", "fixed"), TERMS),
     **dict.fromkeys(("client", "member", "created", "signature"), NAME),
     **dict.fromkeys(("trust", "tensors", "digest"), LEARNT),  # trust: refused beside counts that are not exact
     "samples": TOTAL,
+    "masked": MASKS,  # tests/federation/masked looks at what is beside them
     "notes": LEFT_OUT,
 }
 TENSORS = {
