@@ -12,7 +12,6 @@ from oneflare.cli.commands import Json, Overrides, Quiet
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
-    from oneflare.federation.masked.uploading import Masking
     from oneflare.upload.signing import SigningKey
 
 WAIT_SECONDS = 60.0
@@ -370,6 +369,7 @@ def train(
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
     from oneflare.cli import show
+    from oneflare.cli.masked import masking_of
     from oneflare.cli.show_federation import announce, disclosure, list_damaged, member_progress
     from oneflare.data.labelled import DamagedImages
     from oneflare.errors import ConfigError, DataError
@@ -543,36 +543,6 @@ def who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *
     if wanted is not None and key is not None and key.public != wanted:
         raise ConfigError(f"the key is not {name}'s; give the private key of {wanted}")
     return name
-
-
-def masking_of(charter: Charter, member: str, mask: Path | None, key: Path | None, out: Path) -> Masking | None:
-    """The member's mask key, opened; None where the sums of this federation are not masked."""
-    from oneflare.errors import ConfigError
-    from oneflare.federation.masked.secret import MaskSecrets, check_place, mask_folder
-    from oneflare.federation.masked.uploading import Masking
-
-    if charter.terms.upload.masked is None:
-        if mask is not None:
-            raise ConfigError(f"--mask: the sums of {charter.name} are not masked; leave it out")
-        return None
-    secrets = MaskSecrets(mask or mask_folder(key, member))
-    check_place(secrets.folder, out)
-    return Masking(secrets, secrets.key(pass_phrase(secrets.folder, ask=secrets.locked)))
-
-
-def pass_phrase(folder: Path, *, ask: bool, new: bool = False) -> str | None:
-    """From the environment, or typed where there is a terminal; None where none is needed. new: asked for twice."""
-    import os
-    import sys
-
-    from oneflare.federation.masked.secret import PASS_PHRASE
-
-    given = os.environ.get(PASS_PHRASE)
-    if not ask or given:
-        return given or None
-    if not sys.stdin.isatty():
-        return None
-    return str(typer.prompt(f"pass phrase of {folder}", hide_input=True, confirmation_prompt=new, err=True))
 
 
 def _size(number: float) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from oneflare.cli.commands import Json, Quiet
-from oneflare.cli.federation import WAIT_SECONDS, Folder, Mask, masking_of, pass_phrase, who
+from oneflare.cli.federation import WAIT_SECONDS, Folder, Mask, who
+
+if TYPE_CHECKING:
+    from oneflare.federation.charter import Charter
+    from oneflare.federation.masked.uploading import Masking
 
 CharterFile = Annotated[
     Path, typer.Argument(metavar="FEDERATION.YAML", help="The charter as the coordinator sent it, unchanged.")
@@ -238,3 +242,33 @@ def release(
     if answer.damaged:
         show.done(f"warning: {', '.join(answer.damaged)} gave you a share that cannot be opened; tell the coordinator")
     show.done(f"Send it to the coordinator of {charter.name}. Fingerprint of the roster: {short(roster_digest)}")
+
+
+def masking_of(charter: Charter, member: str, mask: Path | None, key: Path | None, out: Path) -> Masking | None:
+    """The member's mask key, opened; None where the sums of this federation are not masked."""
+    from oneflare.errors import ConfigError
+    from oneflare.federation.masked.secret import MaskSecrets, check_place, mask_folder
+    from oneflare.federation.masked.uploading import Masking
+
+    if charter.terms.upload.masked is None:
+        if mask is not None:
+            raise ConfigError(f"--mask: the sums of {charter.name} are not masked; leave it out")
+        return None
+    secrets = MaskSecrets(mask or mask_folder(key, member))
+    check_place(secrets.folder, out)
+    return Masking(secrets, secrets.key(pass_phrase(secrets.folder, ask=secrets.locked)))
+
+
+def pass_phrase(folder: Path, *, ask: bool, new: bool = False) -> str | None:
+    """From the environment, or typed where there is a terminal; None where none is needed. new: asked for twice."""
+    import os
+    import sys
+
+    from oneflare.federation.masked.secret import PASS_PHRASE
+
+    given = os.environ.get(PASS_PHRASE)
+    if not ask or given:
+        return given or None
+    if not sys.stdin.isatty():
+        return None
+    return str(typer.prompt(f"pass phrase of {folder}", hide_input=True, confirmation_prompt=new, err=True))

@@ -136,6 +136,8 @@ def _examined(
 ) -> Intake:
     """The verdict on every file that takes part in this fusion."""
     if charter.terms.upload.masked is not None:
+        if rules.keep or rules.late:
+            raise RunError("--keep, --late: who is in the total was decided by `server missing`; leave these out")
         sources = [] if uploads is None else upload_files(uploads)
         known = closed_history(charter, files.folder)
         return take_in(charter, [*RoundFiles(files.folder).kept(), *sources], add, known=known, late=True)
@@ -312,11 +314,16 @@ def _result(
             }
             for name, upload in present.items()
         ],
-        "missing": [name for name in charter.members if name not in present and name not in removed],
+        "missing": [name for name in _expected(charter) if name not in present and name not in removed],
         "removed": dict(removed),
         "verdicts": [verdict.to_dict() for verdict in intake.verdicts],
         "notes": list(intake.notes),
     }
+
+
+def _expected(charter: Charter) -> list[str]:
+    """Members who could have sent: those of the charter, and of the roster where sums are masked."""
+    return list(dict.fromkeys([*charter.members, *(() if charter.roster is None else charter.roster.names)]))
 
 
 def read_fused(folder: Path) -> dict[str, Any]:

@@ -131,7 +131,9 @@ def checked_roster(charter: Charter) -> Roster:
         try:
             row.check_signature(charter.members.get(row.member))
         except UploadError as error:
-            raise ConfigError(f"the roster's entry of {row.member} {error}") from None
+            raise ConfigError(
+                f"the roster's entry of {row.member}: {error}; {row.member} must join again for a new roster"
+            ) from None
     check_room(charter, roster)
     return roster
 

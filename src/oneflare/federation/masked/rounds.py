@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Request(Section):
     uploaded: dict[str, Uploaded]
     signature: str = Field("", max_length=200)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return digest_of(self.model_dump(mode="json", exclude={"signature"}))
 

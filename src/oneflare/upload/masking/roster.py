@@ -54,7 +54,7 @@ class Enrolment(Section):
     def check_signature(self, wanted: str | None) -> None:
         """wanted: the key that the charter has for this member; without one, an enrolment need not be signed."""
         if self.key is None and wanted is not None:
-            raise UploadError(f"is not signed, but {self.member} has a key; {self.member} must join again with --key")
+            raise UploadError(f"is not signed, but {self.member} has a key; join with --key")
         if wanted is not None and self.key != wanted:
             raise UploadError(f"is signed with another key than the one admitted for {self.member}")
         if self.key is not None and not verify(self.key, self.signature or "", self.digest, ENROLMENT):
