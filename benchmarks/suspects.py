@@ -28,7 +28,7 @@ from oneflare.fusion.trust.suspects import LEAST_MEMBERS, find_suspects
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.stages import open_run, read_experiment, run_experiment
 from oneflare.study.attacks import ATTACKS, LABEL_FLIP, NOBODY, counts_of, network_of, with_flipped_labels
-from oneflare.upload import Upload, read_upload, write_upload
+from oneflare.upload import Contents, Upload, read_upload, write_upload
 
 RESULTS = Path("results/trust/real.json")
 
@@ -39,7 +39,7 @@ def poisoned(uploads: UploadSet, folder: Path) -> Iterator[tuple[str, Upload]]:
         for name, attack in ATTACKS.items():
             network, counts = attack(network_of(uploads, upload), counts_of(upload), upload.client)
             path = folder / f"{name}-{upload.client:03d}.safetensors"
-            write_upload(path, network, uploads.contract, client=upload.client, counts=counts, epoch=1)
+            write_upload(path, network, uploads.contract, Contents(client=upload.client, counts=counts, epoch=1))
             yield name, read_upload(path, uploads.contract)
             path.unlink()
 

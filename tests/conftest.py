@@ -140,3 +140,21 @@ def chromium() -> str:
     if path is None:
         pytest.skip(f"no Chromium: {reason}")
     return path
+
+
+@pytest.fixture(scope="session")
+def knowing_members(tmp_path_factory):
+    """Uploads of three members with evidence of densities, as a run leaves them."""
+    from oneflare.client.observer import Observer
+    from oneflare.data import load
+    from oneflare.methods.resolve import resolve
+    from oneflare.simulation.files import RunFiles
+    from oneflare.simulation.simulation import Simulation
+    from oneflare.simulation.stages import run_experiment
+
+    experiment = resolve(TINY, {"method": "flare", "epochs": 3, "train.snapshots": 0})
+    folder = tmp_path_factory.mktemp("density") / "run"
+    run_experiment(experiment, folder)
+    files = RunFiles(folder)
+    run = Simulation.build(experiment, files, load(experiment.data))
+    return run.collect([files.client(client).read_summary() for client in range(3)], Observer())

@@ -82,7 +82,10 @@ def load_all(path):
 
 
 SHORT = {
-    "distill_public": {"name": "distill_public", "steps": 6},
-    "distill_datafree": {"name": "distill_datafree", "rounds": 3, "generator_steps": 2, "student_steps": 2},
-    "coboosting": {"name": "coboosting", "rounds": 3, "generator_steps": 2, "student_steps": 2},
+    name: {"name": name, "teacher": "count_prototypes", **budget}
+    for name, budget in {
+        "distill_public": {"steps": 6},
+        "distill_datafree": {"rounds": 3, "generator_steps": 2, "student_steps": 2},
+        "coboosting": {"rounds": 3, "generator_steps": 2, "student_steps": 2},
+    }.items()
 }

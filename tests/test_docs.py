@@ -137,7 +137,7 @@ def test_every_picture_is_there_shown_and_still_what_its_script_draws(tmp_path):
 
 
 def test_the_switches_in_the_picture_of_privacy_exist():
-    from oneflare.core.config import parse_overrides
+    from oneflare.core.layers import parse_overrides
     from oneflare.methods.resolve import resolve
 
     values = {"NAMES": "moments", "E": "1", "exact | noised | withheld": "noised"}

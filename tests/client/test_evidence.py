@@ -20,7 +20,7 @@ from oneflare.methods.resolve import resolve
 from oneflare.nn import PrototypeNetwork
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
-from oneflare.upload import MANIFEST, read_upload, write_upload
+from oneflare.upload import MANIFEST, Contents, read_upload, write_upload
 from oneflare.upload.evidence import (
     EVIDENCE,
     GRADIENTS,
@@ -175,7 +175,7 @@ def written(federation, tmp_path):
     data, network = federation.clients.data(0), federation.template()
     evidence = measure_evidence(network, data, federation.contract.image, federation.contract.evidence)
     path = tmp_path / "upload.safetensors"
-    write_upload(path, network, federation.contract, client=0, counts=data.counts, epoch=1, evidence=evidence)
+    write_upload(path, network, federation.contract, Contents(client=0, counts=data.counts, epoch=1, evidence=evidence))
     return path, evidence
 
 

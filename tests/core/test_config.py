@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from oneflare.client.start import statistics_plan
-from oneflare.core.config import SHORT_FORMS, Experiment, merge, parse_overrides, read_yaml
+from oneflare.core.config import Experiment
+from oneflare.core.layers import SHORT_FORMS, merge, parse_overrides, read_yaml
 from oneflare.core.strict import strict_yaml
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError

@@ -20,11 +20,11 @@ from PIL import Image
 from starlette.requests import Request
 
 from hospitals import TINY, make, tiny_charter, typed
-from oneflare.core.config import DataConfig, Experiment, Pixels, validate
+from oneflare.core.config import DataConfig, Experiment, Pixels
 from oneflare.core.files import digest_of
+from oneflare.core.layers import validate
 from oneflare.data import ImageSpec, from_arrays, given_data, load
 from oneflare.data.images import Tally, decode, decode_all
-from oneflare.data.labelled import DamagedImages
 from oneflare.data.local import read_local
 from oneflare.errors import DataError, UploadError
 from oneflare.federation.intake import take_in
@@ -228,9 +228,9 @@ def test_the_rule_is_part_of_the_terms_and_absent_from_old_digests():
     assert plain.training_digest() != ruled.training_digest()
     assert plain.partition_digest() != ruled.partition_digest()
     old = plain.model_dump(mode="json")
-    del old["data"]["pixels"]
+    del old["data"]["pixels"], old["data"]["skip_damaged"]
     assert Experiment.model_validate(old).training_digest() == plain.training_digest()
-    data = plain.data.model_dump(exclude={"pixels", "public"})
+    data = plain.data.model_dump(exclude={"pixels", "public", "skip_damaged"})
     assert plain.partition_digest() == digest_of([data, plain.partition.model_dump(), plain.seed])
     assert "pixels" not in GREY.to_dict()
     one = tiny_charter(id="0" * 32)
@@ -289,8 +289,36 @@ def test_folders_of_patients_are_looked_into_and_changes_are_told(scans):
     assert dataset.image == ImageSpec.default(1, 8, WINDOW)
     assert dataset.train.images.float().std() > 20
     assert "24 of 24 images were reduced from 12x12 to 8x8" in dataset.notes
-    with pytest.raises(DamagedImages, match=r"24 of 24 images .*patient0/0\.png: no rule .* and 19 more"):
+    with pytest.raises(DataError, match=r"24 of 24 images .*patient0/0\.png: no rule .* and 19 more"):
         load(DataConfig(name="folder", path=str(scans)))
+
+
+def test_a_run_goes_on_without_damaged_images_if_it_is_told_to(scans, tmp_path, capsys):
+    for name in ("a/cut.png", "b/patient0/cut.png"):
+        write(scans, scan(1)[:60], name)
+    terms = ["data=folder", f"data.path={scans}", "data.image_size=8", "data.pixels.low=600", "data.pixels.high=3700"]
+    words = ["run", *terms, "method=analytic", "clients=2", "--quiet", "--out"]
+    code, _, err = typed(capsys, *words, str(tmp_path / "refused"))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "2 of 26 images cannot be used" in err
+    assert "data.skip_damaged=true" in err
+    code, _, err = typed(capsys, *words, str(tmp_path / "run"), "data.skip_damaged=true")
+    assert code == 0, err
+    content = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert content["data"]["train"] + content["data"]["test"] == 24
+    assert "2 of 26 images could not be used and were left out" in content["data"]["notes"]
+
+
+@pytest.mark.parametrize("word", ["data.pixels.bits=12", "data.skip_damaged=true"])
+@pytest.mark.parametrize("data", ["digits", "cifar10"])
+def test_settings_about_files_are_refused_where_none_are_read(word, data, capsys):
+    code, _, err = typed(capsys, "run", f"data={data}", word)
+    assert code == 2
+    assert (
+        err == f"error: {word.split('=')[0].removesuffix('.bits')} is for image files of your own (data=folder); "
+        f"data={data} has none\n"
+    )
 
 
 def test_constant_images_and_classes_without_difference_are_refused_by_name(scans, tmp_path):

@@ -97,7 +97,7 @@ def test_without_images_the_statistics_name_who_swapped_which_classes(ward, tmp_
     said: list[str] = []
     federation = copy_of(ward, tmp_path / "federation")
     content = fuse_federation(federation, add=[ward / "mallory.safetensors"], observer=hearing(said)).content
-    assert list(content["suspects"]) == ["mallory"]
+    assert list(content.suspects) == ["mallory"]
     (warning,) = [line for line in said if "is suspect" in line]
     assert "its images of '3' look like the others' '7' and its images of '7' look like the others' '3'" in warning
     assert "--remove mallory" in warning
@@ -125,10 +125,10 @@ def test_sums_that_no_images_could_give_are_refused_by_name(ward, tmp_path):
     own = read_upload(ward / "mallory.safetensors", charter.contract)
     seal(rewritten(own, tmp_path / "lie", negated_sums), tmp_path / "mallory.safetensors")
     content = fuse_federation(federation, add=[tmp_path / "mallory.safetensors"]).content
-    assert [member["name"] for member in content["members"]] == list(NAMES)
-    (verdict,) = [verdict for verdict in content["verdicts"] if verdict["member"] == "mallory"]
-    assert verdict["status"] == "refused"
-    assert "statistics.sums has a class mean of" in verdict["reason"]
+    assert list(content.names) == list(NAMES)
+    (verdict,) = [verdict for verdict in content.verdicts if verdict.member == "mallory"]
+    assert verdict.status == "refused"
+    assert "statistics.sums has a class mean of" in verdict.reason
 
 
 def test_a_file_that_changes_while_it_is_fused_is_refused_and_the_others_are_fused(ward, tmp_path):
@@ -146,10 +146,10 @@ def test_a_file_that_changes_while_it_is_fused_is_refused_and_the_others_are_fus
                     file.truncate(5000)
 
     content = fuse_federation(tmp_path / "federation", uploads=inbox, observer=Cutting()).content
-    assert [member["name"] for member in content["members"]] == ["east", "south"]
-    (verdict,) = [verdict for verdict in content["verdicts"] if verdict["member"] == "north"]
-    assert verdict["status"] == "refused"
-    assert "not a valid safetensors file" in verdict["reason"]
+    assert list(content.names) == ["east", "south"]
+    (verdict,) = [verdict for verdict in content.verdicts if verdict.member == "north"]
+    assert verdict.status == "refused"
+    assert "not a valid safetensors file" in verdict.reason
     assert any(line.startswith("north is refused, and everybody else was fused again") for line in said)
     assert sorted(path.stem for path in (tmp_path / "federation" / "members").glob("*")) == ["east", "south"]
 

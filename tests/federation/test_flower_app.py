@@ -80,9 +80,9 @@ def test_a_round_gives_the_model_of_the_same_federation_by_file(tmp_path):
     federation = tmp_path / "federation"
     same_model(federation, by_file(tmp_path, charter))
     content = read_fused(federation)
-    assert [member["name"] for member in content["members"]] == list(MEMBERS)
-    assert content["missing"] == []
-    assert content["test_images"] == 60
+    assert list(content.names) == list(MEMBERS)
+    assert content.missing == ()
+    assert content.test_images == 60
     assert read_json(federation / "flower.json")["in"] == list(MEMBERS)
     assert (federation / "card.md").exists()
     assert (federation / "report.html").exists()
@@ -152,7 +152,7 @@ def test_a_reply_with_nan_or_a_broken_file_is_refused_like_a_file(tmp_path):
     reasons = {verdict["member"]: verdict["reason"] for verdict in report["refused"]}
     assert "not finite" in reasons["north"]
     assert "not a valid safetensors file" in reasons["south"]
-    assert read_fused(tmp_path / "federation")["missing"] == ["north", "south"]
+    assert read_fused(tmp_path / "federation").missing == ("north", "south")
 
 
 def test_members_with_keys_sign_and_a_name_alone_is_not_believed(tmp_path):
@@ -167,7 +167,7 @@ def test_members_with_keys_sign_and_a_name_alone_is_not_believed(tmp_path):
     signing = {"data": str(tmp_path / "north"), "key": str(tmp_path / "north.key")}
     round_here(tmp_path, [signing, node_of(tmp_path, "east")])
     content = read_fused(tmp_path / "federation")
-    assert {member["name"]: member["signed"] for member in content["members"]} == {"east": False, "north": True}
+    assert {member.name: member.signed for member in content.members} == {"east": False, "north": True}
 
 
 def bound_to(folder: Path, *members: str) -> None:
@@ -224,7 +224,7 @@ def test_members_who_sent_by_file_stay_in_and_count(tmp_path):
         make_upload(charter, data, tmp_path / "mail" / f"{name}.safetensors", member=name)
     fuse_federation(federation, uploads=tmp_path / "mail", rules=Rules(min_members=2))
     round_here(tmp_path, [node_of(tmp_path, "east")], **{"min-members": 0})
-    assert [member["name"] for member in read_fused(federation)["members"]] == list(MEMBERS)
+    assert list(read_fused(federation).names) == list(MEMBERS)
     report = read_json(federation / "flower.json")
     assert report["in"] == list(MEMBERS)
     assert report["by_file"] == ["north", "south"]
@@ -242,7 +242,7 @@ def test_the_minimum_is_over_members_that_are_fused_and_is_all_of_them_unless_sa
     with pytest.raises(RunError, match="2 usable uploads, but min-members is 3"):
         round_here(tmp_path, nodes, **{"min-members": 3})
     round_here(tmp_path, nodes, **{"min-members": 0})
-    assert [member["name"] for member in read_fused(federation)["members"]] == ["east", "north"]
+    assert list(read_fused(federation).names) == ["east", "north"]
     assert read_json(federation / "flower.json")["missing"] == []
 
 

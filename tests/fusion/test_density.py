@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_t
 from sklearn.covariance import OAS
 
-from conftest import TINY
 from oneflare.client.background import FEWEST, WAYS, background, quarter_turn, scrambled_phases, shuffled_quadrants
 from oneflare.client.density import measure_density
 from oneflare.core.config import DataConfig
@@ -18,12 +19,12 @@ from oneflare.core.seeds import torch_generator
 from oneflare.data import ClientData, load, prepare
 from oneflare.data.dataset import to_unit
 from oneflare.errors import ConfigError, MemberFault, UploadError
-from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.density.ratio import densities, oracle_shrinkage, shrunk
+from oneflare.fusion import build_fusion, load_model
+from oneflare.fusion.densities import member_densities, oracle_shrinkage, shrunk
+from oneflare.fusion.density.ratio import rule_parts
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
-from oneflare.simulation.stages import run_experiment
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint, unpack_symmetric
 
 DIGITS = load(DataConfig(train_size=200, test_size=60))
@@ -36,21 +37,6 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def covariance(d: int, seed: int = 0) -> torch.Tensor:
     factor = drawn(d, d + 3, seed=seed)
     return factor @ factor.T / d
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory) -> UploadSet:
-    """Three members with evidence of densities, as a run leaves them."""
-    from oneflare.client.observer import Observer
-    from oneflare.simulation.files import RunFiles
-    from oneflare.simulation.simulation import Simulation
-
-    experiment = resolve(TINY, {"method": "flare", "epochs": 3, "train.snapshots": 0})
-    folder = tmp_path_factory.mktemp("density") / "run"
-    run_experiment(experiment, folder)
-    files = RunFiles(folder)
-    run = Simulation.build(experiment, files, load(experiment.data))
-    return run.collect([files.client(client).read_summary() for client in range(3)], Observer())
 
 
 def test_log_densities_are_scipys_up_to_a_constant_of_the_dimension():
@@ -86,11 +72,44 @@ def test_shrunk_covariances_are_positive_definite_even_of_a_single_image(images,
     assert float(torch.linalg.eigvalsh(found[0])[0]) > 0
 
 
-def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation):
-    network = federation.template
+def test_expected_ratios_are_those_of_images_drawn_from_the_moments(knowing_members):
+    """The mean over 4,000 draws of u ~ N(m_c, S_0); taking densities at the mean distance is off by a few per cent."""
+    densities, counts = member_densities(knowing_members), knowing_members.counts
+    for member, upload in enumerate(knowing_members):
+        part = upload.evidence("density.")
+        n, held, d = counts[member].sum(), (counts[member] > 0).sum(), knowing_members.contract.dim
+        prior = unpack_symmetric(part[BACKGROUND]).trace() / d * torch.eye(d)
+        values, vectors = torch.linalg.eigh((n * unpack_symmetric(part[WITHIN]) + prior) / (n - held + 1))
+        half = vectors * values.clamp(min=0).sqrt()
+        for label in torch.nonzero(counts[member]).flatten().tolist():
+            u = part[DENSITY_MEANS][label].double() + drawn(4000, len(half), seed=label) @ half.T
+            ratios = densities.ratios(member, (u.sign() * u.square()).float())[:, label]
+            found = float(densities.expected[member, label])
+            assert found == pytest.approx(float(ratios.mean()), rel=0.15, abs=0.5)
+
+
+def test_answers_are_as_sure_as_the_law_says_and_otherwise_unchanged(knowing_members):
+    densities = member_densities(knowing_members)
+    root = knowing_members.contract.dim**0.5
+
+    def sharpness(ratio: float) -> float:
+        return dataclasses.replace(densities, expected=torch.full_like(densities.expected, ratio * root)).sharpness
+
+    assert sharpness(1.0) == pytest.approx(2.2)
+    assert sharpness(256.0) == pytest.approx(2.2 / 8)
+    assert sharpness(-3.0) == sharpness(0.01)
+    images = DIGITS.test.images[:20]
+    plain = knowing_members.members(DensityRatio.of(*rule_parts(densities, knowing_members.counts))).logits(images)
+    fused = build_fusion({"name": "density_ratio"}).fuse(knowing_members).model.logits(images)
+    assert densities.sharpness != pytest.approx(1)
+    assert torch.allclose(fused, densities.sharpness * plain, rtol=1e-5)
+
+
+def test_what_a_client_measures_are_numpys_moments_of_rooted_features(knowing_members):
+    network = knowing_members.template
     network.eval()
     data = ClientData.of(DIGITS.train.take(torch.arange(90)), 10)
-    image = federation.contract.image
+    image = knowing_members.contract.image
     found = measure_density(network, data, image)
     with torch.no_grad():
         raw = network.encoder(prepare(data.images, image)).double().numpy()
@@ -109,16 +128,17 @@ def test_what_a_client_measures_are_numpys_moments_of_rooted_features(federation
     assert complaint(found, data.counts) is None
 
 
-def test_the_fused_scores_are_the_equation(federation):
+def test_the_fused_scores_are_the_equation(knowing_members):
     """Member by member and class by class with SciPy, from what the uploads hold."""
     images = DIGITS.test.images[:20]
-    model = federation.members(DensityRatio.of(*densities(federation, federation.counts, 0.5)))
+    densities = member_densities(knowing_members)
+    model = knowing_members.members(DensityRatio.of(*rule_parts(densities, knowing_members.counts)))
     found = model.logits(images).double()
-    counts, d = federation.counts, federation.contract.dim
+    counts, d, bound = knowing_members.counts, knowing_members.contract.dim, densities.bound
     total, say = np.zeros((20, 10)), np.zeros(10)
     with torch.no_grad():
-        for index, (upload, encoder) in enumerate(zip(federation, federation.encoders(), strict=True)):
-            raw = encoder(prepare(images, federation.contract.image)).double()
+        for index, (upload, encoder) in enumerate(zip(knowing_members, knowing_members.encoders(), strict=True)):
+            raw = encoder(prepare(images, knowing_members.contract.image)).double()
             u = (raw.sign() * raw.abs().sqrt()).numpy()
             part = {name: tensor.double() for name, tensor in upload.evidence("density.").items()}
             n, held = counts[index].sum(), (counts[index] > 0).sum()
@@ -131,7 +151,7 @@ def test_the_fused_scores_are_the_equation(federation):
                 scale = (1 + 1 / counts[index, label]) * within
                 ratio = multivariate_t(part[DENSITY_MEANS][label].numpy(), scale.numpy(), df=FREEDOM).logpdf(u) - base
                 weight = float(counts[index, label].sqrt())
-                total[:, label] += weight * np.clip(ratio, -d, d)
+                total[:, label] += weight * np.clip(ratio, -bound, bound)
                 say[label] += weight
     present = say > 0
     assert np.allclose(found.numpy()[:, present], total[:, present] / say[present] / d**0.5, atol=2e-3)
@@ -166,16 +186,16 @@ def test_flare_measures_densities_unless_told_otherwise():
             resolve({"method": "flare", "upload": {"counts": counts}})
 
 
-def test_saved_and_exported_models_give_the_same_answers(federation, tmp_path):
-    model = build_fusion({"name": "density_ratio"}).fuse(federation).model
+def test_saved_and_exported_models_give_the_same_answers(knowing_members, tmp_path):
+    model = build_fusion({"name": "density_ratio"}).fuse(knowing_members).model
     images = DIGITS.test.images[:30]
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").predict(images), model.predict(images))
     assert export_onnx(model, tmp_path / "model.onnx").difference < 1e-4
 
 
-def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch):
-    original = type(federation.uploads[0]).evidence
+def test_a_member_whose_background_says_nothing_is_named(knowing_members, monkeypatch):
+    original = type(knowing_members.uploads[0]).evidence
 
     def flat(upload, prefix=""):
         found = original(upload, prefix)
@@ -183,9 +203,9 @@ def test_a_member_whose_background_says_nothing_is_named(federation, monkeypatch
             found = {name: torch.zeros_like(tensor) if name == BACKGROUND else tensor for name, tensor in found.items()}
         return found
 
-    monkeypatch.setattr(type(federation.uploads[0]), "evidence", flat)
+    monkeypatch.setattr(type(knowing_members.uploads[0]), "evidence", flat)
     with pytest.raises(MemberFault, match="answers every background image alike") as caught:
-        densities(federation, federation.counts, 0.5)
+        member_densities(knowing_members)
     assert caught.value.client == 1
     assert isinstance(caught.value, UploadError)
 

@@ -30,6 +30,7 @@ from oneflare.methods.resolve import resolve
 from oneflare.metrics import retention
 from oneflare.models.base import Cost
 from oneflare.nn.generator import initial_generator
+from oneflare.nn.network import signed_root
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import Point
 from oneflare.simulation.stages import run_experiment
@@ -299,7 +300,16 @@ def test_a_student_of_identical_clients_keeps_their_opinion(name, trained):
 
 def test_a_student_that_starts_from_nothing_learns_its_teacher(trained):
     """Measured: 0.72; a student that has learnt nothing agrees on about 0.1."""
-    assert agreement({"name": "distill_public", "start": "fresh", "steps": 150, "lr": 1e-2}, trained) > 0.5
+    assert agreement(SHORT["distill_public"] | {"start": "fresh", "steps": 150, "lr": 1e-2}, trained) > 0.5
+
+
+def test_a_feature_that_is_zero_has_a_finite_gradient():
+    """Images are invented by the gradient of the teacher, and features of a network with ReLUs are often 0."""
+    features = torch.tensor([[0.0, 4.0, -9.0, 1e-30]], requires_grad=True)
+    roots = signed_root(features)
+    roots.sum().backward()
+    assert torch.allclose(roots, torch.tensor([[0.0, 2.0, -3.0, 0.0]]), atol=1e-9)
+    assert torch.allclose(features.grad, torch.tensor([[0.0, 0.25, 1 / 6, 0.0]]))
 
 
 def test_statistics_of_real_images_are_kept_without_them(uploads):
@@ -322,7 +332,7 @@ def test_what_is_missing_is_said_before_training(tmp_path):
     withheld = {"upload.counts": "withheld", "data.public": 20}
     for name in SHORT:
         with pytest.raises(ConfigError, match=f"{name} needs counts"):
-            resolve(TINY, withheld, {"method": "fafi", "fusions": name})
+            resolve(TINY, withheld, {"method": "fafi", "fusions": [SHORT[name]]})
         resolve(TINY, withheld, {"method": "fafi", "fusions": [{"name": name, "teacher": "feature_mean"}]})
     with pytest.raises(ConfigError, match="unknown fusion 'ensembel'; did you mean 'ensemble'"):
         build_fusion({"name": "coboosting", "teacher": "ensembel"})
@@ -363,7 +373,7 @@ def test_a_run_with_distillation_reports_and_resumes(tmp_path, monkeypatch):
     layer = {
         "data.public": 40,
         "train": {"checkpoint_seconds": 0.0},
-        "fusions": ["count_prototypes", {"name": "distill_public", "steps": 8}],
+        "fusions": ["density_ratio", {"name": "distill_public", "steps": 8}],
     }
     experiment = resolve(TINY, layer)
     with pytest.raises(KeyboardInterrupt):
@@ -379,11 +389,11 @@ def test_a_run_with_distillation_reports_and_resumes(tmp_path, monkeypatch):
     whole = run_experiment(experiment, tmp_path / "whole")
     assert same_weights(result.model("distill_public"), whole.model("distill_public"))
 
-    row, teacher = result.fusions["distill_public"], result.fusions["count_prototypes"]
+    row, teacher = result.fusions["distill_public"], result.fusions["density_ratio"]
     assert row.history == (Point(2, row.accuracy),)
     assert len(teacher.history) == 2
     assert row["training"]["steps"] == 8
-    assert row["teacher"]["name"] == "count_prototypes"
+    assert row["teacher"]["name"] == "density_ratio"
     assert row["teacher"]["accuracy"] == teacher["accuracy"]
     assert row["teacher"]["kept"] == pytest.approx(row["accuracy"] / teacher["accuracy"])
     assert row["teacher"]["passes_ratio"] == 3

@@ -29,7 +29,7 @@ from oneflare.models.members import Member, MemberModel
 from oneflare.models.rules.redistribution import Redistribution
 from oneflare.models.rules.sums import EVEN, STRETCH, BoundedFeatureSum, FeatureSum, informative_weights
 from oneflare.models.rules.votes import ProbabilityMean
-from oneflare.upload import read_upload, write_upload
+from oneflare.upload import Contents, read_upload, write_upload
 
 IMAGES = load(DataConfig(test_size=40)).test.images
 BUILT = {name: build_fusion({"name": name}) for name in FUSIONS}
@@ -68,7 +68,9 @@ def twins(tiny_uploads, tmp_path):
     uploads = []
     for client, size in enumerate((5, 50, 500)):
         path = tmp_path / f"{client}.safetensors"
-        write_upload(path, network, tiny_uploads.contract, client=client, counts=torch.full((10,), size), epoch=1)
+        write_upload(
+            path, network, tiny_uploads.contract, Contents(client=client, counts=torch.full((10,), size), epoch=1)
+        )
         uploads.append(read_upload(path, tiny_uploads.contract))
     return UploadSet(tuple(uploads), tiny_uploads.contract, tiny_uploads.template), network.eval()
 
@@ -141,7 +143,7 @@ def test_counted_prototypes_of_random_networks_are_the_literal_formula(seed, tin
         for parameter in network.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.5 + client / 2))
         path = tmp_path / f"{client}.safetensors"
-        write_upload(path, network, tiny_uploads.contract, client=client, counts=counts[client], epoch=1)
+        write_upload(path, network, tiny_uploads.contract, Contents(client=client, counts=counts[client], epoch=1))
         uploads.append(read_upload(path, tiny_uploads.contract))
     uploads = UploadSet(tuple(uploads), tiny_uploads.contract, tiny_uploads.template)
     rows = []

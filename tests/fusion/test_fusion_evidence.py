@@ -22,7 +22,7 @@ from oneflare.nn import build_anchors
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
-from oneflare.upload import read_upload, write_upload
+from oneflare.upload import Contents, read_upload, write_upload
 from oneflare.upload.evidence import EVIDENCE
 
 MERGED = ["fisher", "laplace", "regmean"]
@@ -66,7 +66,7 @@ def twins(federation, uploads, tmp_path):
         data, path = federation.clients.data(client), tmp_path / f"{client}.safetensors"
         evidence = measure_evidence(network, data, uploads.contract.image, EVIDENCE)
         options = {"client": client, "counts": data.counts, "epoch": 1, "evidence": evidence}
-        write_upload(path, network, uploads.contract, **options)
+        write_upload(path, network, uploads.contract, Contents(**options))
         made.append(read_upload(path, uploads.contract))
     return UploadSet(tuple(made), uploads.contract, uploads.template), network
 
@@ -171,7 +171,7 @@ class TwoClients:
             path = tmp_path / f"two-{client}.safetensors"
             counts = data_counts[client]
             options = {"client": client, "counts": counts, "epoch": 1, "evidence": evidence}
-            write_upload(path, network, uploads.contract, **options)
+            write_upload(path, network, uploads.contract, Contents(**options))
             made.append(read_upload(path, uploads.contract))
         self.uploads = UploadSet(tuple(made), uploads.contract, uploads.template)
 

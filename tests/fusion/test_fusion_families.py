@@ -27,7 +27,7 @@ from oneflare.fusion.features.trainable import (
 from oneflare.fusion.trust.robust import expert_weights, robust_prototypes, trimmed_mean
 from oneflare.nn import PrototypeNetwork, simplex_etf
 from oneflare.nn.encoders import conv4, resnet8, resnet18
-from oneflare.upload import read_upload, write_upload
+from oneflare.upload import Contents, read_upload, write_upload
 
 IMAGES = load(DataConfig(test_size=40)).test.images
 
@@ -41,7 +41,7 @@ def rewritten(uploads: UploadSet, networks: list[PrototypeNetwork], folder, size
     found = []
     for client, (network, size) in enumerate(zip(networks, sizes, strict=True)):
         path = folder / f"{client}.safetensors"
-        write_upload(path, network, uploads.contract, client=client, counts=torch.full((10,), size), epoch=1)
+        write_upload(path, network, uploads.contract, Contents(client=client, counts=torch.full((10,), size), epoch=1))
         found.append(read_upload(path, uploads.contract))
     return UploadSet(tuple(found), uploads.contract, uploads.template)
 

@@ -13,7 +13,7 @@ from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import FUSIONS, QUIET, Fused, Fusion, Suspect, build_fusion
 from oneflare.metrics import evaluate, fuse_timed, score
 from oneflare.study.attacks import counts_of, network_of, overflowing
-from oneflare.upload import read_upload, write_upload
+from oneflare.upload import Contents, read_upload, write_upload
 
 TEST = load(DataConfig(test_size=40)).test
 STUDENT = {
@@ -118,7 +118,7 @@ def overflowing_member(tiny_uploads, tmp_path):
     first = tiny_uploads.uploads[0]
     network, counts = overflowing(network_of(tiny_uploads, first), counts_of(first), 0)
     path = tmp_path / "overflowing.safetensors"
-    write_upload(path, network, tiny_uploads.contract, client=first.client, counts=counts, epoch=2)
+    write_upload(path, network, tiny_uploads.contract, Contents(client=first.client, counts=counts, epoch=2))
     sent = read_upload(path, tiny_uploads.contract)
     return dataclasses.replace(tiny_uploads, uploads=(sent, *tiny_uploads.uploads[1:])), first.client
 

@@ -16,12 +16,14 @@ import torch
 import oneflare
 from hospitals import NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
 from oneflare.core.files import load_state, save_state
+from oneflare.data.local import read_local
 from oneflare.errors import ConfigError, RunError
-from oneflare.federation.charter import revised
+from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.page import write_card
 from oneflare.federation.vouching import PRIVATE, make_key
 from oneflare.fusion import load_model
+from oneflare.fusion.single_upload import model_of_upload
 from oneflare.models.sealing import seal
 from oneflare.upload.signing import generate
 from shared import hearing
@@ -150,7 +152,7 @@ def attack_fields(model: Path, folder: Path) -> int:
 
 
 def test_every_malformed_field_is_one_line(federation, tmp_path):
-    attack_fields(federation / "model.safetensors", tmp_path)
+    assert attack_fields(federation / "model.safetensors", tmp_path) == len(list(tmp_path.iterdir())) > 0
 
 
 @pytest.mark.parametrize(("place", "value"), [("state.network", {}), ("state.network", 7), ("task.dim", 8)])
@@ -293,7 +295,9 @@ def test_evaluate_takes_an_upload_and_any_fusion(federation, capsys):
     code, out, err = typed(capsys, "evaluate", str(upload), *data)
     assert code == 0
     assert "that member alone" in err
-    assert 0 <= json.loads(out)["accuracy"] <= 1
+    alone, charter = model_of_upload(upload), read_charter(federation)
+    test = read_local(federation.parent / "test", charter.classes, charter.image.spec()).split
+    assert json.loads(out)["accuracy"] == float((alone.predict(test.images) == test.labels).double().mean())
     answers = {}
     for fusion in FUSIONS:
         code, answers[fusion], _ = typed(capsys, "evaluate", str(federation), "--fusion", fusion, *data)

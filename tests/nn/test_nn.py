@@ -174,10 +174,10 @@ def test_registry_refuses_duplicates_and_says_what_there_is():
 
 @pytest.mark.parametrize(("momentum", "weight_decay", "clip"), [(0.9, 0.0, 1.0), (0.0, 0.01, 1e9), (0.5, 0.1, 0.01)])
 def test_sgd_equals_torchs_with_clipping(momentum, weight_decay, clip):
-    from oneflare.nn.optimisers import SGD
+    from oneflare.nn.optimisers import SGD, StepSettings
 
     ours, theirs = (initial_network({"name": "conv4", "width": 4}, 1, 8, 3, seed=0) for _ in range(2))
-    one = SGD(list(ours.parameters()), momentum=momentum, weight_decay=weight_decay, clip=clip)
+    one = SGD(list(ours.parameters()), StepSettings(momentum, weight_decay, clip))
     two = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
     for step in range(5):
         images = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(step))

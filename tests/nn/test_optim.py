@@ -16,7 +16,16 @@ from oneflare.core.files import load_state, save_state
 from oneflare.data import load
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
-from oneflare.nn.optimisers import SGD, Adam, Thermostat, largest_curvature, scaled_rate, stable_rate
+from oneflare.nn.optimisers import (
+    OPTIMISERS,
+    SGD,
+    Optimiser,
+    StepSettings,
+    Thermostat,
+    largest_curvature,
+    scaled_rate,
+    stable_rate,
+)
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
@@ -100,7 +109,7 @@ def test_momentum_is_zero_after_a_restart(tmp_path):
 def test_the_thermostat_holds_the_squared_update_as_the_rate_falls(momentum):
     """Constant gradients: without noise the squared update falls with the rate; with it, it stays at the target."""
     weights = torch.zeros(2000, requires_grad=True)
-    optimizer = SGD([weights], momentum=momentum, weight_decay=0.0, clip=1e9)
+    optimizer = SGD([weights], StepSettings(momentum))
     thermostat, draws, squares = Thermostat(1.0, warmup_steps=50), generator(), []
     for step in range(400):
         lr = 0.1 if step < 100 else 0.1 * (1 - (step - 100) / 300)
@@ -153,20 +162,74 @@ def test_a_rate_beyond_the_limit_is_a_warning(tmp_path):
     assert any("exceeds 2/L" in text for text in heard)
 
 
-def test_adam_is_torchs():
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("name", "theirs"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_adam_and_adamw_are_torchs(name, theirs, weight_decay):
     random = torch.Generator().manual_seed(0)
     start = [torch.randn(4, 3, generator=random), torch.randn(5, generator=random)]
-    ours, theirs = ([part.clone().requires_grad_() for part in start] for _ in range(2))
-    own, oracle = Adam(ours), torch.optim.Adam(theirs, lr=0.1)
+    ours, others = ([part.clone().requires_grad_() for part in start] for _ in range(2))
+    settings = StepSettings(weight_decay=weight_decay, clip=50.0)
+    spec = {"name": name, "beta1": 0.8, "beta2": 0.95}
+    own = OPTIMISERS.build(spec, ours, settings)
+    oracle = theirs(others, lr=0.1, betas=(0.8, 0.95), weight_decay=weight_decay)
     for step in range(8):
-        for parameters in (ours, theirs):
+        for parameters in (ours, others):
             sum(((part - step) ** 4).sum() for part in parameters).backward()
+        torch.nn.utils.clip_grad_norm_(others, 50.0)
         oracle.step()
         oracle.zero_grad()
         own.step(0.1)
         if step == 3:  # and it can be stopped and resumed
-            state = {key: copy.deepcopy(value) for key, value in own.state_dict().items()}
-            own = Adam(ours)
+            state = copy.deepcopy(own.state_dict())
+            own = OPTIMISERS.build(spec, ours, settings)
             own.load_state_dict(state)
-    for one, two in zip(ours, theirs, strict=True):
-        assert torch.allclose(one, two, atol=1e-6)
+    for one, two in zip(ours, others, strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
+        assert not torch.allclose(one, torch.zeros_like(one))
+
+
+def test_the_optimiser_is_chosen_by_name_and_plain_sgd_keeps_the_name_of_a_run():
+    plain = resolve(TINY)
+    assert resolve(TINY, {"train.optimiser": "sgd"}).training_digest() == plain.training_digest()
+    chosen = resolve(TINY, {"train.optimiser": {"name": "adamw", "beta1": 0.8}}).train.optimiser
+    assert chosen == {"name": "adamw", "beta1": 0.8, "beta2": 0.999, "epsilon": 1e-8}
+    for layer, complaint in (
+        ({"train.optimiser": "adamm"}, "unknown optimiser 'adamm'; did you mean 'adam'"),
+        ({"train.optimiser": {"name": "adam", "beta1": 1.0}}, "beta1 and beta2 lie in"),
+        ({"train.optimiser": "adam", "train.thermostat": 0.5}, "train.thermostat is about sgd, not adam"),
+        ({"train.optimiser": "adam", "train.check_lr": True}, "train.check_lr is about sgd, not adam"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            resolve(TINY, layer)
+
+
+class SignDescent(Optimiser):
+    """w <- w - lr sign(g)"""
+
+    def update(self, gradients, lr):
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter -= lr * gradient.sign()
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert state == {}
+
+
+def test_clients_train_with_an_optimiser_of_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(OPTIMISERS, "_entries", dict(OPTIMISERS._entries))
+    OPTIMISERS.register("sign")(SignDescent)
+    layer = {"epochs": 1, "train.batch_size": 1000, "train.lr": 0.001, "train.snapshots": 0, "workers": 1}
+    experiment = resolve(TINY, layer, {"train.optimiser": "sign"})
+    federation = Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data))
+    training = build_training(federation.clients.job(0), federation.clients.data(0))
+    before = [p.detach().clone() for p in training.network.parameters()]
+    training.run_epoch()
+    moved = torch.cat([(p - b).flatten() for p, b in zip(training.network.parameters(), before, strict=True)])
+    assert set(moved.abs().mul(1e4).round().unique().tolist()) <= {0.0, 10.0}
+    assert (moved != 0).float().mean() > 0.5
+    state = training.state_dict()
+    again = build_training(federation.clients.job(0), federation.clients.data(0))
+    again.load_state_dict(state)
+    assert again.run_epoch() == training.run_epoch()

@@ -9,7 +9,7 @@ import torch
 
 from hospitals import tiny_charter
 from oneflare.federation.charter import Charter
-from oneflare.upload import seal_upload, write_upload
+from oneflare.upload import Contents, seal_upload, write_upload
 
 MADE = "2026-01-01T00:00:00+00:00"
 TINY = {
@@ -37,7 +37,7 @@ def upload_of(
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
     counts = torch.randint(1, 30, (len(charter.classes),), generator=generator)
     plain = path.with_suffix(".plain")
-    write_upload(plain, network, charter.contract, client=charter.client(member), counts=counts, epoch=2)
+    write_upload(plain, network, charter.contract, Contents(client=charter.client(member), counts=counts, epoch=2))
     seal_upload(plain, path, member=member, created=created, sign=sign)
     plain.unlink()
     return path

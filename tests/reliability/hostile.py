@@ -28,7 +28,7 @@ from oneflare.core.privacy import Privacy
 from oneflare.core.seeds import numpy_generator
 from oneflare.data import ImageSpec
 from oneflare.nn import initial_network
-from oneflare.upload import ENCODER, MANIFEST, Contract, read_upload, write_upload
+from oneflare.upload import ENCODER, MANIFEST, Agreement, Contents, Contract, Disclosure, read_upload, write_upload
 from oneflare.upload.statistics import Plan, pack
 
 SPEC = {"name": "conv4", "width": 2, "dim": 8}
@@ -66,31 +66,36 @@ def honest_uploads(folder: Path) -> list[Honest]:
     plain = Plan.of(spec, 1, 8)
     short = Plan.of(spec, 1, 8, "int16")
     private = Plan.of(spec, 1, 8, "float32", Privacy(1.0, 1e-5, 1.0))
-    kinds: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({}, {}),
-        ({}, {"dtype": "bfloat16"}),
-        ({}, {"dtype": "int8"}),
-        ({}, {"counts_mode": "noised"}),
-        ({}, {"counts_mode": "withheld", "trust": 0.5}),
-        ({"statistics": plain}, {"trust": 1.5}),
-        ({"statistics": short, "deep": False}, {"epoch": 0}),
-        ({"statistics": private, "deep": False}, {"epoch": 0, "counts_mode": "withheld"}),
+    withheld = Disclosure(counts="withheld")
+    kinds: list[tuple[dict[str, Any], dict[str, Any], Disclosure]] = [
+        ({}, {}, Disclosure()),
+        ({}, {}, Disclosure(dtype="bfloat16")),
+        ({}, {}, Disclosure(dtype="int8")),
+        ({}, {}, Disclosure(counts="noised")),
+        ({}, {"trust": 0.5}, withheld),
+        ({"statistics": plain}, {"trust": 1.5}, Disclosure()),
+        ({"statistics": short, "deep": False}, {"epoch": 0}, Disclosure()),
+        ({"statistics": private, "deep": False}, {"epoch": 0}, withheld),
     ]
     return [_honest(folder, network, *kind) for kind in kinds]
 
 
-def _honest(folder: Path, network: Any, terms: dict[str, Any], options: dict[str, Any]) -> Honest:
+def _honest(
+    folder: Path, network: Any, terms: dict[str, Any], options: dict[str, Any], disclosure: Disclosure
+) -> Honest:
     from oneflare.nn import build_feature_map
 
     contract = Contract.of(
         network,
-        federation="f" * 64,
-        method="flare",
-        encoder=SPEC,
-        anchors={"name": "etf", "scale": 1.0, "seed": 0},
-        image=IMAGE,
-        classes=("a", "b", "c", "d"),
-        **terms,
+        Agreement(
+            federation="f" * 64,
+            method="flare",
+            encoder=SPEC,
+            anchors={"name": "etf", "scale": 1.0, "seed": 0},
+            image=IMAGE,
+            classes=("a", "b", "c", "d"),
+            **terms,
+        ),
     )
     counts = torch.tensor([3, 0, 5, 1])
     plan = contract.statistics
@@ -106,8 +111,8 @@ def _honest(folder: Path, network: Any, terms: dict[str, Any], options: dict[str
             statistics = privatise(exact, plan.privacy, SeededWords(0))
         options = options | {"statistics": pack(statistics, plan.dtype)}
     path = folder / "honest.safetensors"
-    settings = {"client": 2, "counts": counts, "epoch": 7} | options
-    write_upload(path, network if contract.deep else None, contract, **settings)
+    contents = Contents(**{"client": 2, "counts": counts, "epoch": 7} | options)
+    write_upload(path, network if contract.deep else None, contract, contents, disclosure)
     read_upload(path, contract)
     raw = path.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])

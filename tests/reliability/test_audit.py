@@ -64,3 +64,12 @@ def test_exact_statistics_of_few_images_give_their_images_away_and_noise_hides_t
     assert abs(private.membership.auc - 0.5) < 0.1
     assert private.membership.true_positives < 0.1
     assert private.labels.total_variation > 0.05
+
+
+def test_exact_densities_of_few_images_say_who_was_measured(tmp_path):
+    """A covariance of fewer images than dimensions has directions in which no member varies at all."""
+    settings = {"method": "flare", "encoder.width": 8, "data.train_size": 90, "data.test_size": 200}
+    run_experiment(resolve(TINY, settings), tmp_path / "run")
+    rows = {row.switches: row for row in audit_run(tmp_path / "run").rows}
+    assert rows["densities exact"].used
+    assert rows["densities exact"].membership.auc > rows["weights float32, counts withheld"].membership.auc + 0.2

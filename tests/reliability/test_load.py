@@ -34,11 +34,11 @@ def crowd(folder: Path, members: int, hostile: int) -> dict:
     del intake
     with peak_growth() as fusing:
         content = fuse_federation(folder / "federation", uploads=inbox).content
-    names = [row["name"] for row in content["members"]]
+    names = list(content.names)
     assert names == [f"m{number:04d}" for number in range(members)]
-    refused = [verdict for verdict in content["verdicts"] if verdict["status"] == "refused"]
+    refused = [verdict for verdict in content.verdicts if verdict.status == "refused"]
     assert len(refused) == hostile
-    assert all(verdict["reason"] and verdict["reason"].isprintable() for verdict in refused)
+    assert all(verdict.reason and verdict.reason.isprintable() for verdict in refused)
     assert (folder / "federation" / "model.safetensors").exists()
     return {
         "uploads": members,

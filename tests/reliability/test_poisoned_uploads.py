@@ -16,20 +16,10 @@ from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import build_fusion
 from oneflare.fusion.trust.suspects import agreement, capped, evened, judge, way_cosine
 from oneflare.methods.resolve import resolve
-from oneflare.study.attacks import (
-    ATTACKS,
-    BUDGET,
-    KINDS,
-    LABEL_FLIP,
-    NOBODY,
-    SWAPPED,
-    VEHICLES,
-    attack_study,
-    build_scene,
-    write_study,
-)
+from oneflare.study.attack_study import BUDGET, VEHICLES, attack_study, write_study
+from oneflare.study.attacks import ATTACKS, KINDS, LABEL_FLIP, NOBODY, SWAPPED, build_scene
 from oneflare.study.audit import audit_run
-from oneflare.upload import seal_upload, write_upload
+from oneflare.upload import Contents, seal_upload, write_upload
 from shared import hearing
 
 MEMBERS, PROBES, CLASSES, DIM = 6, 40, 4, 8
@@ -161,13 +151,13 @@ def test_the_server_names_the_suspect(tmp_path):
         upload_of(charter, inbox / f"{name}.safetensors", name)
     network, counts = ATTACKS["sign_flip"](charter.template(), torch.full((10,), 9), 0)
     plain = tmp_path / "plain"
-    write_upload(plain, network, charter.contract, client=charter.client("mallory"), counts=counts, epoch=2)
+    write_upload(plain, network, charter.contract, Contents(client=charter.client("mallory"), counts=counts, epoch=2))
     seal_upload(plain, inbox / "mallory.safetensors", member="mallory", created="2026-01-01T00:00:00+00:00")
     said: list[str] = []
     content = fuse_federation(tmp_path / "federation", uploads=inbox, observer=hearing(said)).content
-    assert list(content["suspects"]) == ["mallory"]
+    assert list(content.suspects) == ["mallory"]
     assert any(line.startswith("mallory is suspect: its prototypes agree") for line in said)
-    assert content["headline"] == "robust_prototypes"
+    assert content.headline == "robust_prototypes"
 
 
 @pytest.mark.soak
@@ -187,7 +177,9 @@ def test_the_robust_default_withstands_what_makes_the_plain_one_collapse(tmp_pat
 
 @pytest.mark.soak
 def test_the_audit_of_the_page_on_privacy(tmp_path):
-    record("audit", audit_figures(tmp_path))
+    content = audit_figures(tmp_path)
+    record("audit", content)
+    assert {row["method"] for row in content["rows"]} == {"flare", "analytic"}
 
 
 def audit_figures(folder: Path) -> dict:

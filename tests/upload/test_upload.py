@@ -13,26 +13,27 @@ from hypothesis import strategies as st
 from oneflare.data import ImageSpec
 from oneflare.errors import MemberFault, UploadError
 from oneflare.nn import initial_network
-from oneflare.upload import MANIFEST, Contract, read_upload, read_weights, write_upload
+from oneflare.upload import MANIFEST, Agreement, Contents, Contract, Disclosure, read_upload, read_weights, write_upload
 from shared import forge, load_all, parts
 
 SPEC = {"name": "conv4", "width": 2, "dim": 8}
 NETWORK = initial_network(SPEC, 1, 8, 4, seed=0)
 CONTRACT = Contract.of(
     NETWORK,
-    federation="f" * 64,
-    method="flare",
-    encoder=SPEC,
-    anchors={"name": "etf", "scale": 1.0, "seed": 0},
-    image=ImageSpec.default(1, 8),
-    classes=("a", "b", "c", "d"),
+    Agreement(
+        federation="f" * 64,
+        method="flare",
+        encoder=SPEC,
+        anchors={"name": "etf", "scale": 1.0, "seed": 0},
+        image=ImageSpec.default(1, 8),
+        classes=("a", "b", "c", "d"),
+    ),
 )
 COUNTS = torch.tensor([3, 0, 5, 1])
 
 
-def write(path, **options):
-    settings = {"client": 2, "counts": COUNTS, "epoch": 7} | options
-    write_upload(path, NETWORK, CONTRACT, **settings)
+def write(path, epoch=7, **form):
+    write_upload(path, NETWORK, CONTRACT, Contents(client=2, counts=COUNTS, epoch=epoch), Disclosure(**form))
     return path
 
 
@@ -103,11 +104,11 @@ def test_int8_tensors_need_their_scales(tmp_path):
 
 
 def test_counts_can_be_withheld_or_noised(tmp_path):
-    withheld = read_upload(write(tmp_path / "a.safetensors", counts_mode="withheld"), CONTRACT)
+    withheld = read_upload(write(tmp_path / "a.safetensors", counts="withheld"), CONTRACT)
     assert withheld.counts is None
     assert "counts" not in withheld.fields
     assert "counts" not in load_all(tmp_path / "a.safetensors")
-    noised = read_upload(write(tmp_path / "b.safetensors", counts_mode="noised", counts_epsilon=0.1), CONTRACT)
+    noised = read_upload(write(tmp_path / "b.safetensors", counts="noised", epsilon=0.1), CONTRACT)
     assert not torch.equal(noised.counts, COUNTS.double())
     assert (noised.counts >= 0).all()
     assert noised.samples != 9

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,7 +66,7 @@ def run(
     from oneflare.cli import show
     from oneflare.cli.progress import progress
     from oneflare.cli.tracking import tracked
-    from oneflare.core.config import parse_overrides, read_yaml
+    from oneflare.core.layers import parse_overrides, read_yaml
     from oneflare.methods.resolve import resolve
     from oneflare.simulation.stages import choose_folder, run_experiment
 
@@ -74,10 +75,15 @@ def run(
     with progress(enabled=not quiet, table=not json) as display, tracked(display, track) as observer:
         folder = choose_folder(experiment, out, observer)
         result = run_experiment(experiment, folder, observer=observer)
-    if json:
-        show.as_json(result.to_dict())
-    elif not quiet:
-        show.run_result(result)
+    show.result(result, json=json, quiet=quiet)
+
+
+def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
+    """The names among the words of a command, and its settings `KEY=VALUE` as a layer."""
+    from oneflare.core.layers import parse_overrides
+
+    given = list(words)
+    return [word for word in given if "=" not in word], parse_overrides(word for word in given if "=" in word)
 
 
 def compare(
@@ -109,14 +115,13 @@ def compare(
     from oneflare.cli import show
     from oneflare.cli.progress import progress
     from oneflare.cli.tracking import tracked
-    from oneflare.core.config import parse_overrides, read_yaml
+    from oneflare.core.layers import read_yaml
     from oneflare.errors import ConfigError
     from oneflare.report import write_comparison
     from oneflare.study import compare_methods
 
-    methods = [word for word in words if "=" not in word]
-    layers = [read_yaml(config)] if config else []
-    layers.append(parse_overrides(word for word in words if "=" in word))
+    methods, settings = split_words(words)
+    layers = [*([read_yaml(config)] if config else []), settings]
     if out is not None and (out / "experiment.yaml").exists():
         raise ConfigError(f"--out {out} is the folder of one run; choose another for the comparison")
     for key in ("method", "seed"):

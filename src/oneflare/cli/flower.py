@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from oneflare.cli.commands import Json, Quiet
+from oneflare.cli.server import Folder
+
+if TYPE_CHECKING:
+    from oneflare.federation.charter import Charter
 
 OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
 flower = typer.Typer(help="Run a federation over a network with Flower.", **OPTIONS)
 
-Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
 MinMembers = Annotated[
     int,
     typer.Option(
@@ -216,11 +220,10 @@ def try_here(
 
       oneflare flower try digits --member north=north --member south=south --tls
     """
-    from oneflare.cli import show
     from oneflare.cli.progress import Remarks
-    from oneflare.cli.show_federation import fused_federation
+    from oneflare.cli.show_federation import told
     from oneflare.client.observer import Observer
-    from oneflare.errors import ConfigError, WorkError
+    from oneflare.errors import WorkError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.coordinator import FederationFiles, FusedFederation, read_fused
     from oneflare.simulation.engines.flower import require_flower
@@ -232,13 +235,7 @@ def try_here(
 
     charter = read_charter(folder)
     charter.check_flower()
-    nodes = {name: {"data": path, "member": name} for name, path in (_pair(text, "--member") for text in member)}
-    for name, path in (_pair(text, "--key") for text in key or []):
-        if name not in nodes:
-            raise ConfigError(f"--key {name}: no --member has this name")
-        nodes[name]["key"] = path
-    for name in nodes:
-        charter.check_member(name)
+    nodes = _nodes(charter, member, key or ())
     place = _fresh(work or folder / "trial")
     app = write_app(place / "app", folder, min_members).parent
     closed = None
@@ -258,10 +255,21 @@ def try_here(
     if status != "finished:completed":
         raise WorkError(f"the round ended as {status}; see {place / 'superlink.log'}")
     fused = FusedFederation(charter, FederationFiles(folder), read_fused(folder))
-    if json:
-        show.as_json(fused.content)
-    elif not quiet:
-        fused_federation(fused)
+    told(fused, json=json, quiet=quiet)
+
+
+def _nodes(charter: Charter, members: Sequence[str], keys: Sequence[str]) -> dict[str, dict[str, str]]:
+    """member -> the settings of its SuperNode, from `--member NAME=FOLDER` and `--key NAME=FILE`."""
+    from oneflare.errors import ConfigError
+
+    nodes = {name: {"data": path, "member": name} for name, path in (_pair(text, "--member") for text in members)}
+    for name, path in (_pair(text, "--key") for text in keys):
+        if name not in nodes:
+            raise ConfigError(f"--key {name}: no --member has this name")
+        nodes[name]["key"] = path
+    for name in nodes:
+        charter.check_member(name)
+    return nodes
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

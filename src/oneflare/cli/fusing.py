@@ -69,26 +69,17 @@ def fuse(
     from oneflare.cli.progress import progress
     from oneflare.errors import ConfigError
     from oneflare.fusion.membership import Membership
-    from oneflare.simulation.stages import fuse_run
     from oneflare.study.compare import FILE
     from oneflare.study.fusing import bench_runs, own_fusions
 
     membership = Membership(tuple(without or ()), tuple(joining or ()))
     asked = [_spec(text) for text in fusion or ()]
-    if everything and fusion:
-        raise ConfigError("--all already names every fusion; give --all or --fusion, not both")
-    if with_training and not everything:
-        raise ConfigError("--with-training belongs to --all; a fusion that is named trains anyway")
-    if not (everything or fusion or diagnostics or not membership.unchanged):
+    _check_words(asked, everything=everything, with_training=with_training)
+    more = everything or diagnostics or not membership.unchanged
+    if not (asked or more):
         raise ConfigError("nothing to do; name a --fusion, or use --all, --diagnostics, --without or --with")
-    plain = membership.unchanged and not everything and not diagnostics
-    if plain and len(folders) == 1 and not (folders[0] / FILE).exists():
-        with progress(enabled=not quiet, table=False) as observer:
-            result = fuse_run(folders[0], asked, observer)
-        if json:
-            show.as_json(result.to_dict())
-        elif not quiet:
-            show.run_result(result)
+    if not more and len(folders) == 1 and not (folders[0] / FILE).exists():
+        _fuse_one(folders[0], asked, json=json, quiet=quiet)
         return
     wanted: Sequence[str | Mapping[str, Any]] | None = asked
     if everything:
@@ -109,6 +100,27 @@ def fuse(
     elif not quiet:
         for table in tables:
             _print(table)
+
+
+def _check_words(asked: Sequence[Mapping[str, Any]], *, everything: bool, with_training: bool) -> None:
+    """Refuse options that contradict each other."""
+    from oneflare.errors import ConfigError
+
+    if everything and asked:
+        raise ConfigError("--all already names every fusion; give --all or --fusion, not both")
+    if with_training and not everything:
+        raise ConfigError("--with-training belongs to --all; a fusion that is named trains anyway")
+
+
+def _fuse_one(folder: Path, asked: Sequence[Mapping[str, Any]], *, json: bool, quiet: bool) -> None:
+    """Add fusions to the result of one run, and show that result."""
+    from oneflare.cli import show
+    from oneflare.cli.progress import progress
+    from oneflare.simulation.stages import fuse_run
+
+    with progress(enabled=not quiet, table=False) as observer:
+        result = fuse_run(folder, asked, observer)
+    show.result(result, json=json, quiet=quiet)
 
 
 def _spec(text: str) -> dict[str, Any]:

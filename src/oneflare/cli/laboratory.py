@@ -95,7 +95,7 @@ def schedule(
       oneflare schedule cosine_restarts cycles=8 --toy --out toy.svg
     """
     from oneflare.cli import show
-    from oneflare.core.config import parse_overrides
+    from oneflare.core.layers import parse_overrides
     from oneflare.core.schedules import SCHEDULES, build_schedule
     from oneflare.report import pictures
     from oneflare.study.toy import FALLING

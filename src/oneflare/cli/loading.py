@@ -64,8 +64,8 @@ def model_file(folder: Path, fusion: str | None) -> Path:
 
     if (folder / FILE).exists():
         fused = read_fused(folder)
-        places: dict[str, Path] = {name: folder / row["model"] for name, row in fused["fusions"].items()}
-        own = str(fused["headline"])
+        places: dict[str, Path] = {name: folder / made.model for name, made in fused.fusions.items()}
+        own = fused.headline
     elif RunFiles(folder).experiment.exists():
         content = read_result(folder).content
         places = {name: RunFiles(folder).model(name) for name in content.fusions}

@@ -15,9 +15,9 @@ import typer
 
 from oneflare._version import __version__
 from oneflare.cli import (
+    client,
     commands,
     doctor,
-    federation,
     flower,
     fusing,
     laboratory,
@@ -26,6 +26,7 @@ from oneflare.cli import (
     models,
     parts,
     reporting,
+    server,
     study,
     trust,
 )
@@ -109,13 +110,13 @@ app.command("predict", rich_help_panel="Use a model")(models.predict)
 app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
 app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
-federation.server.command("roster")(masked.roster)
-federation.server.command("missing")(masked.missing)
-federation.client.command("join")(masked.join)
-federation.client.command("release")(masked.release)
-app.add_typer(federation.server, name="server", rich_help_panel="Federate")
-app.add_typer(federation.client, name="client", rich_help_panel="Federate")
-app.add_typer(federation.upload, name="upload", rich_help_panel="Federate")
+server.server.command("roster")(masked.roster)
+server.server.command("missing")(masked.missing)
+client.client.command("join")(masked.join)
+client.client.command("release")(masked.release)
+app.add_typer(server.server, name="server", rich_help_panel="Federate")
+app.add_typer(client.client, name="client", rich_help_panel="Federate")
+app.add_typer(client.upload, name="upload", rich_help_panel="Federate")
 app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
 manners.apply(app)
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oneflare.cli.client import Mask, who
 from oneflare.cli.commands import Json, Quiet
-from oneflare.cli.federation import WAIT_SECONDS, Folder, Mask, who
+from oneflare.cli.server import WAIT_SECONDS, Folder
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter

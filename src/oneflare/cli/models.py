@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oneflare.cli.client import ImageColumn, LabelColumn
 from oneflare.cli.commands import Json
-from oneflare.cli.federation import ImageColumn, LabelColumn
 from oneflare.cli.loading import FusionName, Key, Model, load
+
+if TYPE_CHECKING:
+    from socket import socket
 
 
 def predict(
@@ -195,7 +198,6 @@ def serve(
       curl -F image=@photo.png http://127.0.0.1:8000/predict
     """
     import signal
-    import socket
     import sys
 
     from oneflare.cli import show
@@ -216,15 +218,7 @@ def serve(
     loaded = load(model, fusion, key)
     local = host in ("127.0.0.1", "localhost", "::1")
     server = make_server(loaded, limits, LOOPBACK if local else ("*",))
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family[0], socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(family[4])
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
-        ) from None
+    listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     if not local:
         show.note("warning: whoever reaches this address may ask the model; there are no accounts")
@@ -233,3 +227,21 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server has its own handlers and hands the signal back at the end
     server.run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket:
+    """A bound socket, or one line that says why there is none."""
+    from socket import SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinfo, socket
+
+    from oneflare.errors import ConfigError
+
+    try:
+        family = getaddrinfo(host, port, type=SOCK_STREAM)[0]
+        listening = socket(family[0], SOCK_STREAM)
+        listening.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        listening.bind(family[4])
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
+        ) from None
+    return listening

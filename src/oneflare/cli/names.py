@@ -19,8 +19,20 @@ ROOMS = {
     "ANCHORS": "nn/anchors.py",
     "PARTITIONS": "data/partition.py",
     "SCHEDULES": "core/schedules.py",
+    "OPTIMISERS": "nn/optimisers.py",
 }
-KEYS = ("method", "data", "encoder", "controller", "anchors", "partition.kind", "analytic", "fusions", "engine")
+KEYS = (
+    "method",
+    "data",
+    "encoder",
+    "controller",
+    "anchors",
+    "partition.kind",
+    "analytic",
+    "fusions",
+    "engine",
+    "train.optimiser",
+)
 SHORT = ("alpha", "clients", "epochs", "seed", "workers", "train.lr", "train.batch_size")
 
 
@@ -47,6 +59,7 @@ def _values(key: str) -> Iterable[str]:
         "partition.kind": "PARTITIONS",
         "analytic": "FEATURE_MAPS",
         "fusions": "FUSIONS",
+        "train.optimiser": "OPTIMISERS",
     }
     if key == "method":
         return method_names()

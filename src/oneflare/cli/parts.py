@@ -82,10 +82,12 @@ def _registries() -> tuple[Any, ...]:
     from oneflare.nn.anchors import ANCHORS
     from oneflare.nn.encoders import ENCODERS
     from oneflare.nn.feature_maps import FEATURE_MAPS
+    from oneflare.nn.optimisers import OPTIMISERS
     from oneflare.objective import CONTROLLERS
     from oneflare.objective.banks import BANKS
     from oneflare.objective.terms import TERMS
 
     return (
         FUSIONS, CONTROLLERS, ENCODERS, FEATURE_MAPS, SOURCES, PARTITIONS, ANCHORS, TERMS, BANKS, SCHEDULES,
+        OPTIMISERS,
     )  # fmt: skip

@@ -91,6 +91,14 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def result(run: Result, *, json: bool, quiet: bool) -> None:
+    """What a command says of a run: one JSON object, tables and lines, or nothing."""
+    if json:
+        as_json(run.to_dict())
+    elif not quiet:
+        run_result(run)
+
+
 def run_result(result: Result) -> None:
     content = result.content
     console = console_for()

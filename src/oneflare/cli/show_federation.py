@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.progress import Progress
@@ -19,7 +19,6 @@ from oneflare.core.plain import plain
 from oneflare.data.local import class_table
 from oneflare.errors import did_you_mean
 from oneflare.federation.charter import short
-from oneflare.federation.intake import named
 from oneflare.federation.page import change_lines, size_text
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from oneflare.data.images import Damaged
     from oneflare.federation.charter import Charter
     from oneflare.federation.coordinator import FusedFederation
+    from oneflare.federation.result import FederationResult, MaskedTotal
     from oneflare.upload.disclosure import Disclosure
 
 MOST_CLASSES = 20
@@ -131,50 +131,58 @@ def masked_next_steps(folder: Path, charter: Path) -> None:
     line(f"  oneflare server fuse {folder} --releases FOLDER")
 
 
-def _masked_line(content: Mapping[str, Any]) -> str:
-    facts = content["masked"]
-    shown = "images are the most that each enrolled with; " if content["counts_mode"] == "withheld" else ""
-    return f"{shown}the total under roster {facts['roster']} is over {sum(facts['counts'])} images"
+def _masked_line(facts: MaskedTotal, counts_mode: str) -> str:
+    shown = "images are the most that each enrolled with; " if counts_mode == "withheld" else ""
+    return f"{shown}the total under roster {facts.roster} is over {sum(facts.counts)} images"
+
+
+def told(fused: FusedFederation, *, json: bool, quiet: bool) -> None:
+    """What a command says of a fusion: one JSON object, tables and lines, or nothing."""
+    if json:
+        as_json(fused.content.to_dict())
+    elif not quiet:
+        fused_federation(fused)
 
 
 def fused_federation(fused: FusedFederation) -> None:
     """Who is in, who is missing, who was refused and why; then the model."""
     content, console = fused.content, console_for()
-    charter = fused.charter
-    console.print(f"[bold]{charter.name}[/bold] ({short(charter.fingerprint)}), {content['method']}")
-    table = Table()
-    for name in ("member", "verdict", "images", "made (UTC)", "signed", "why, or the file"):
-        table.add_column(name, justify="right" if name == "images" else "left")
-    samples = {member["digest"]: member["samples"] for member in content["members"]}
-    for verdict in sorted(content["verdicts"], key=lambda row: (row["status"] != "in", row["member"] or "")):
-        status = verdict["status"]
-        table.add_row(
-            escape(named(verdict)),
-            f"[{COLOURS[status]}]{status}[/]",
-            str(samples.get(verdict["digest"], "")) if status == "in" else "",
-            escape((verdict["created"] or "")[:19]),
-            "yes" if verdict["signed"] else "no",
-            escape(verdict["file"] if status == "in" else f"{verdict['file']}: {verdict['reason']}"),
-        )
-    for name in content["missing"]:
-        table.add_row(name, "[red]missing[/red]", "", "", "", "sent nothing usable")
-    seen = {verdict["member"] for verdict in content["verdicts"]}
-    for name, when in content["removed"].items():
-        if name not in seen:
-            table.add_row(name, "[yellow]removed[/yellow]", "", "", "", f"on {when[:10]}")
-    console.print(table)
-    if content.get("masked"):
-        line(_masked_line(content))
-    for name, row in content["fusions"].items():
-        scores = row["scores"]
-        measured = (
-            f"accuracy {100 * scores['accuracy']:.1f} %, worst class {100 * scores['worst_class']:.1f} % on "
-            f"{content['test_images']} test images"
-            if scores
-            else "not measured (--test FOLDER measures it)"
-        )
-        line(f"{name}: {measured}; {row['forward_passes']} passes, {row['parameters']:,} parameters")
-    for text in change_lines(content["change"]):
+    console.print(f"[bold]{fused.charter.name}[/bold] ({short(fused.charter.fingerprint)}), {content.method}")
+    console.print(_verdicts(content))
+    if content.masked is not None:
+        line(_masked_line(content.masked, content.counts_mode))
+    for name, made in content.fusions.items():
+        measured = "not measured (--test FOLDER measures it)"
+        if made.scores is not None:
+            accuracy, worst = 100 * made.scores.accuracy, 100 * made.scores.worst_class
+            measured = f"accuracy {accuracy:.1f} %, worst class {worst:.1f} % on {content.test_images} test images"
+        line(f"{name}: {measured}; {made.forward_passes} passes, {made.parameters:,} parameters")
+    for text in change_lines(content.change):
         line(text)
     files = fused.files
     line(f"model: {files.model}, card: {files.card}, report: {files.report}")
+
+
+def _verdicts(content: FederationResult) -> Table:
+    """The verdict on every file, then the members of whom there is none."""
+    table = Table()
+    for name in ("member", "verdict", "images", "made (UTC)", "signed", "why, or the file"):
+        table.add_column(name, justify="right" if name == "images" else "left")
+    samples = {member.digest: member.samples for member in content.members}
+    for verdict in sorted(content.verdicts, key=lambda row: (row.status != "in", row.member or "")):
+        taken = verdict.status == "in"
+        table.add_row(
+            escape(verdict.who),
+            f"[{COLOURS[verdict.status]}]{verdict.status}[/]",
+            str(samples.get(verdict.digest or "", "")) if taken else "",
+            escape((verdict.created or "")[:19]),
+            "yes" if verdict.signed else "no",
+            escape(verdict.file if taken else f"{verdict.file}: {verdict.reason}"),
+        )
+    for name in content.missing:
+        table.add_row(name, "[red]missing[/red]", "", "", "", "sent nothing usable")
+    seen = {verdict.member for verdict in content.verdicts}
+    for name, when in content.removed.items():
+        if name not in seen:
+            table.add_row(name, "[yellow]removed[/yellow]", "", "", "", f"on {when[:10]}")
+    return table

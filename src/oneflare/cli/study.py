@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oneflare.cli import names as complete
-from oneflare.cli.commands import Json, Quiet
+from oneflare.cli.commands import Json, Quiet, split_words
 
 if TYPE_CHECKING:
     from oneflare.client.observer import Outcome
-    from oneflare.core.config import Layer
+    from oneflare.core.layers import Layer
     from oneflare.study.cells import StudyPlan
 
 LABORATORY = "lambda"
@@ -78,16 +78,12 @@ def study(
       oneflare study lambda epochs=4 --seeds 1 --out /tmp/quick
     """
     from oneflare.cli import show
-    from oneflare.core.config import parse_overrides
     from oneflare.errors import ConfigError, WorkError
-    from oneflare.report import write_study
     from oneflare.study.cells import make_plan
     from oneflare.study.declare import declared, find_declaration
-    from oneflare.study.results import collect, write_results
     from oneflare.study.scales import find_scale
 
-    names = [word for word in words or [] if "=" not in word]
-    layer = parse_overrides(word for word in words or [] if "=" in word)
+    names, layer = split_words(words or ())
     if not names:
         show.studies([find_declaration(name) for name in declared()])
         return
@@ -103,17 +99,7 @@ def study(
         _dry_run(plans, runs, processes, json=json)
         return
     failed = [] if collect_only else _run(plans, runs, processes, quiet=quiet)
-    contents = [collect(plan, runs) for plan in plans]
-    paths = [write_results(content, out) for content in contents]
-    pages = [write_study(path, runs) for path in paths]
-    if json:
-        found = [content.to_dict() for content in contents]
-        show.as_json(found[0] if len(found) == 1 else found)
-    elif not quiet:
-        for content, path, page in zip(contents, paths, pages, strict=True):
-            show.study_results(content)
-            show.line(f"results: {path}, {path.with_suffix('.md')}")
-            show.line(f"report: {page}")
+    _report(plans, runs, out, json=json, quiet=quiet)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise WorkError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
@@ -130,6 +116,25 @@ def _run(plans: list[StudyPlan], runs: Path, processes: int | None, *, quiet: bo
     with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as observer:
         outcomes = run_cells(cells, runs, processes=processes, observer=observer)
     return [outcome for outcome in outcomes if outcome.status == "failed"]
+
+
+def _report(plans: list[StudyPlan], runs: Path, out: Path, *, json: bool, quiet: bool) -> None:
+    """Write the results and the page of every study from its finished cells, and show them."""
+    from oneflare.cli import show
+    from oneflare.report import write_study
+    from oneflare.study.results import collect, write_results
+
+    contents = [collect(plan, runs) for plan in plans]
+    paths = [write_results(content, out) for content in contents]
+    pages = [write_study(path, runs) for path in paths]
+    if json:
+        found = [content.to_dict() for content in contents]
+        show.as_json(found[0] if len(found) == 1 else found)
+    elif not quiet:
+        for content, path, page in zip(contents, paths, pages, strict=True):
+            show.study_results(content)
+            show.line(f"results: {path}, {path.with_suffix('.md')}")
+            show.line(f"report: {page}")
 
 
 def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool) -> None:

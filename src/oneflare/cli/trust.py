@@ -55,7 +55,7 @@ def attacks(
     """
     from oneflare.cli import show
     from oneflare.cli.progress import progress
-    from oneflare.study.attacks import attack_study, attack_tables, write_study
+    from oneflare.study.attack_study import attack_study, attack_tables, write_study
 
     with progress(enabled=not quiet, table=False) as observer:
         content = attack_study(runs, seeds=seeds, observer=observer)

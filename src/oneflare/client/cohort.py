@@ -48,6 +48,7 @@ def supports(job: ClientJob) -> bool:
         train.thermostat,
         train.check_lr,
         train.holdout,
+        train.optimiser is not None,
         experiment.objective.has_additions,
         job.contract.statistics is not None,
         job.encoder is not None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,15 @@ from oneflare.data import Augmentation, ClientData
 from oneflare.errors import TrainingError
 from oneflare.nn import PrototypeNetwork, Target, build_target
 from oneflare.nn.hardware import PRECISIONS, Workload, choose_device, choose_precision, precision_name
-from oneflare.nn.optimisers import SGD, Thermostat, largest_curvature, scaled_rate, stable_rate
+from oneflare.nn.optimisers import (
+    SGD,
+    StepSettings,
+    Thermostat,
+    build_optimiser,
+    largest_curvature,
+    scaled_rate,
+    stable_rate,
+)
 from oneflare.objective import (
     Bank,
     Batch,
@@ -39,6 +48,17 @@ from oneflare.objective import (
 DIVERGED = "the loss became NaN or infinite in epoch {epoch}; lower train.lr or train.clip"
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What one client minimises, with the parts that its objective names."""
+
+    objective: ObjectiveConfig
+    controller: Controller
+    target: Target | None = None
+    """the anchors that prototypes are pulled toward"""
+    bank: Bank | None = None
+
+
 class LocalTraining:
     """The loop of one client. `run_epoch` advances it; `state_dict` is everything that resuming needs."""
 
@@ -47,12 +67,9 @@ class LocalTraining:
         network: PrototypeNetwork,
         data: ClientData,
         augmentation: Augmentation,
-        controller: Controller,
-        target: Target | None,
-        objective: ObjectiveConfig,
+        aim: Aim,
         train: TrainConfig,
         stream: tuple[int, int],
-        bank: Bank | None = None,
     ) -> None:
         """stream: (seed, client), the name of this client's random numbers."""
         self.device = choose_device(train.device)
@@ -61,20 +78,21 @@ class LocalTraining:
         self.network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.data = data
         self.augmentation = augmentation
-        self.controller = controller
+        self.controller = aim.controller
         self.controller.to(self.device)
-        self.target = None if target is None else target.to(self.device)
-        self.objective = objective
+        self.target = None if aim.target is None else aim.target.to(self.device)
+        self.objective = objective = aim.objective
         self.train = train
         self.stream = stream
         self.schedule = build_schedule(train.schedule)
         self.base_lr = scaled_rate(train.lr, train.batch_size, train.lr_scale_batch)
-        self.bank = bank
-        if bank is not None:
-            bank.to(self.device)
+        self.bank = aim.bank
+        if self.bank is not None:
+            self.bank.to(self.device)
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self.proximal = Proximal(trained, objective.proximal) if objective.proximal else None
-        self.optimizer = SGD(trained, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
+        settings = StepSettings(train.momentum, train.weight_decay, train.clip)
+        self.optimizer = build_optimiser(train.optimiser, trained, settings)
         self.batches = math.ceil(len(data) / train.batch_size)
         self.restarts = restart_steps(self.schedule, self.total_steps) if train.momentum_reset else frozenset()
         self.thermostat = Thermostat(train.thermostat, self.batches) if train.thermostat else None
@@ -110,6 +128,7 @@ class LocalTraining:
                 self.optimizer.reset_momentum()
             losses, hits = self.step(*self.views(rows, Augmentation.draw(len(rows), draws)), progress)
             if self.thermostat is not None and noise is not None:
+                assert isinstance(self.optimizer, SGD)  # the only one that the thermostat is for
                 self.thermostat.step(self.optimizer, self.lr(progress), noise)
             names = list(losses)
             row = torch.stack(list(losses.values()))
@@ -225,14 +244,17 @@ def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
     if job.precision is not None:
         train = train.model_copy(update={"precision": job.precision})
     public = load_state(job.bank)["features"] if job.bank is not None and job.bank.exists() else None
+    aim = Aim(
+        experiment.objective,
+        build_controller(experiment.controller, ClientFacts(tuple(data.counts.tolist()))),
+        build_target(contract.anchors, network.prototypes),
+        build_bank(experiment.objective.bank, contract.dim, public),
+    )
     return LocalTraining(
         network,
         data,
         Augmentation.for_data(experiment.augment, contract.image, job.flip),
-        build_controller(experiment.controller, ClientFacts(tuple(data.counts.tolist()))),
-        build_target(contract.anchors, network.prototypes),
-        experiment.objective,
+        aim,
         train,
         (experiment.seed, job.client),
-        build_bank(experiment.objective.bank, contract.dim, public),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from oneflare.client.loop import LocalTraining
+from oneflare.client.loop import Aim, LocalTraining
 from oneflare.client.start import shared_start
 from oneflare.core.config import Experiment
 from oneflare.data import Augmentation, ClientData, Split, prepare
@@ -30,14 +30,13 @@ def teacher_features(
     network = shared_start(experiment, contract, encoder)
     image = contract.image
     data = ClientData.of(public, len(contract.classes))
+    controller = build_controller({"name": "none"}, ClientFacts(tuple(data.counts.tolist())))
     with one_thread():
         training = LocalTraining(
             network,
             data,
             Augmentation.for_data(experiment.augment, image, flip),
-            build_controller({"name": "none"}, ClientFacts(tuple(data.counts.tolist()))),
-            None,
-            experiment.objective.without_additions(),
+            Aim(experiment.objective.without_additions(), controller),
             experiment.train.model_copy(update={"epochs": epochs}),
             (experiment.seed, TEACHER),
         )

@@ -13,7 +13,7 @@ from oneflare.client.evidence import measure_evidence
 from oneflare.client.job import ClientJob
 from oneflare.data import ClientData
 from oneflare.nn import PrototypeNetwork
-from oneflare.upload import write_upload
+from oneflare.upload import Contents, Disclosure, write_upload
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,15 @@ def send(
         if upload.evidence:
             evidence = measure_evidence(network, data, job.contract.image, upload.evidence)
         network.train(mode)
-    write_upload(
-        path,
-        network,
-        job.contract,
+    contents = Contents(
         client=job.client,
         counts=data.counts,
         epoch=epoch,
-        words=job.noise("counts"),
-        counts_mode=upload.counts,
-        counts_epsilon=upload.counts_epsilon,
-        dtype=upload.dtype,
         statistics=attachments.statistics,
         trust=trust,
         evidence=evidence,
     )
+    disclosure = Disclosure(
+        dtype=upload.dtype, counts=upload.counts, epsilon=upload.counts_epsilon, words=job.noise("counts")
+    )
+    write_upload(path, network, job.contract, contents, disclosure)

@@ -6,7 +6,6 @@ Simulations, charters and Flower all come here, so a client trains and sends the
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from torch import nn
 
@@ -22,7 +21,7 @@ from oneflare.nn import (
     freeze_prototypes,
     initial_network,
 )
-from oneflare.upload import Contract
+from oneflare.upload import Agreement, Contract
 from oneflare.upload.masking.fixed_point import FixedPoint
 from oneflare.upload.statistics import Plan, limits_of
 
@@ -45,19 +44,21 @@ def make_contract(
     spec = terms.encoder if encoder is not None else encoder_spec(terms.encoder, len(classes))
     network = initial_network(spec, image.channels, image.size, len(classes), terms.seed, encoder)
     plan = statistics_plan(terms, image, mirror)
-    contract = Contract.of(
+    return Contract.of(
         network,
-        federation=federation,
-        method=terms.method,
-        encoder=spec,
-        anchors=terms.anchors,
-        image=image,
-        classes=classes,
-        statistics=plan,
-        deep=terms.trains,
-        evidence=terms.upload.evidence,
+        Agreement(
+            federation=federation,
+            method=terms.method,
+            encoder=spec,
+            anchors=terms.anchors,
+            image=image,
+            classes=classes,
+            statistics=plan,
+            deep=terms.trains,
+            evidence=terms.upload.evidence,
+            fixed=fixed_point(terms, plan, image),
+        ),
     )
-    return replace(contract, fixed=fixed_point(terms, plan, image))
 
 
 def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module | None) -> PrototypeNetwork:

@@ -7,8 +7,6 @@ and are checked against the signature of what they name, where that lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -18,28 +16,20 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
 from oneflare import _version
 from oneflare.core.files import digest_of
-from oneflare.core.registry import one_line
-from oneflare.core.strict import YAML_CHARACTERS, strict_yaml
-from oneflare.errors import ConfigError, did_you_mean
-
-Layer = Mapping[str, Any]
-
-SHORT_FORMS = {"alpha": "partition.alpha", "clients": "partition.clients", "epochs": "train.epochs"}
 
 
-def _named(value: Any) -> Any:
+def named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
 def _has_name(value: Any) -> Any:
-    value = _named(value)
+    value = named(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("must be a name or a mapping with a 'name'")
     return value
@@ -123,6 +113,9 @@ class DataConfig(Section):
     pixels: Pixels | None = Field(
         None, description="what the numbers in image files of a folder mean; default: 8 bits, see Pixels"
     )
+    skip_damaged: bool | None = Field(
+        None, description="leave out images of a folder that cannot be used, and note how many; default: refuse them"
+    )
     test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
     seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
     public: int | None = Field(
@@ -196,7 +189,8 @@ class TrainConfig(Section):
         None, ge=1, description="batch size for which lr was chosen; the rate follows batch_size in proportion"
     )
     check_lr: bool = Field(False, description="estimate 2/L at the start and warn where the peak rate exceeds it")
-    momentum: float = Field(0.9, ge=0, lt=1)
+    optimiser: Component | None = Field(None, description="sgd, adam, adamw or one of your own; default: sgd")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
     momentum_reset: bool = Field(False, description="velocity to zero where the schedule restarts")
     thermostat: float = Field(
         0.0,
@@ -293,7 +287,7 @@ class Experiment(Section):
     """One federation, from data to metrics. The resolved form is saved with every result."""
 
     method: str = "flare"
-    data: Annotated[DataConfig, BeforeValidator(_named)] = DataConfig()
+    data: Annotated[DataConfig, BeforeValidator(named)] = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     augment: AugmentConfig = AugmentConfig()
     encoder: Component = {"name": "resnet8"}
@@ -358,7 +352,7 @@ class Experiment(Section):
 
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""
-        absent = {key for key in ("public", "pixels") if getattr(self.data, key) is None}
+        absent = {key for key in ("public", "pixels", "skip_damaged") if getattr(self.data, key) is None}
         return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(), self.seed])
 
 
@@ -367,118 +361,3 @@ def _present(value: Any) -> Any:
         return value
     kept = {key: _present(item) for key, item in value.items()}
     return {key: item for key, item in kept.items() if item not in (None, {}, [])}
-
-
-def validate(content: Layer) -> Experiment:
-    """Shape and ranges; the named components are checked by `methods.resolve`."""
-    known = set(Experiment.model_fields) | set(SHORT_FORMS)
-    for key in content:
-        if key not in known:
-            raise ConfigError(f"unknown key '{key}'{did_you_mean(key, known)}")
-    try:
-        return Experiment.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(one_line(error, Experiment)) from None
-
-
-def merge(*layers: Layer) -> dict[str, Any]:
-    """Later layers win key by key; a component that is renamed loses the options of the one it replaces."""
-    result: dict[str, Any] = {}
-    for layer in layers:
-        _merge_into(result, expand(layer))
-    return result
-
-
-def _merge_into(target: dict[str, Any], layer: Layer) -> None:
-    for key, value in layer.items():
-        old = target.get(key)
-        if isinstance(old, str) and isinstance(value, dict):
-            old = {"name": old}
-        if isinstance(old, dict) and isinstance(value, str):
-            value = {"name": value}
-        if isinstance(old, dict) and isinstance(value, Mapping):
-            renamed = "name" in value and "name" in old and value["name"] != old["name"] and key != "data"
-            merged = {} if renamed else dict(old)
-            _merge_into(merged, value)
-            target[key] = merged
-        else:
-            target[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def expand(layer: Layer) -> dict[str, Any]:
-    """Short forms and dotted keys as nested sections: `{"alpha": 1}` -> `{"partition": {"alpha": 1}}`.
-
-    A setting that is given twice in one layer, such as `alpha` and `partition.alpha`, is an error.
-    """
-    result: dict[str, Any] = {}
-    for key, value in layer.items():
-        path = SHORT_FORMS.get(key, key).split(".")
-        node: dict[str, Any] = {path[-1]: value}
-        for part in reversed(path[:-1]):
-            node = {part: node}
-        twice = _given_twice(result, node)
-        if twice is not None:
-            raise ConfigError(f"{twice} is given twice, also as '{key}'; remove one of the two")
-        _merge_into(result, node)
-    return result
-
-
-def _given_twice(old: Layer, new: Layer) -> str | None:
-    """The first setting that both layers have; a component's name and its options do not collide."""
-    for key in new:
-        if key in old:
-            both = [_named(layer[key]) for layer in (old, new)]
-            if not all(isinstance(value, Mapping) for value in both):
-                return str(key)
-            inner = _given_twice(*both)
-            if inner is not None:
-                return f"{key}.{inner}"
-    return None
-
-
-def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
-    """`["alpha=0.1", "train.lr=0.05"]` as a layer; values are read as YAML."""
-    layer: dict[str, Any] = {}
-    for word in words:
-        key, separator, text = word.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"'{word}' is not key=value; for example alpha=0.1 or train.lr=0.05")
-        try:
-            value = strict_yaml(text)
-        except ValueError as error:
-            reason = str(error).removeprefix("line 1: ")
-            raise ConfigError(f"{key}: '{text:.80}' is not a YAML value ({reason}); quote it if it is text") from None
-        layer = merge(layer, {key: _number(value)})
-    return layer
-
-
-def _number(value: Any) -> Any:
-    """YAML reads 1e-3 as text; people mean a number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def read_yaml(path: Path, what: str = "an experiment file") -> dict[str, Any]:
-    """The mapping in a YAML file, read strictly (`strict.strict_yaml`); every YAML file of a user comes through here.
-
-    what: the kind of file that is wanted, for the error where there is none.
-    """
-    try:
-        with path.open("rb") as file:
-            content = strict_yaml(file.read(4 * YAML_CHARACTERS + 1))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of {what}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must be a mapping such as 'method: flare'")
-    for key in content:
-        if not isinstance(key, str):
-            raise ConfigError(f"{path}: the key {key} is a number; keys are words such as 'method'")
-    return content

@@ -2,7 +2,7 @@
 
 The samplers are Algorithms 1 to 3 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
 (NeurIPS 2020, arXiv:2004.00010), over whole arrays. Its Section 5 proves that the output has exactly the stated law,
-given fair bits and coins of probability exp(-g).
+given fair bits and coins of probability exp(-g); `discrete_gaussian` says where ours differs.
 
 Such a coin asks whether a uniform real U is below exp(-g). The first 64 bits of U and a double-precision exp(-g)
 answer that wherever the two are further apart than `TOLERANCE`, which is thousands of times more than both can be
@@ -61,8 +61,9 @@ def noise_words(seed: int | None, *purpose: str | int) -> Words:
 def discrete_gaussian(number: int, sigma: int, words: Words) -> Integers:
     """`(number,)` independent integers x with probability proportional to exp(-x^2 / (2 sigma^2)).
 
-    Algorithm 3 with t = sigma: y from the discrete Laplace of scale sigma, kept with probability
-    exp(-(|y| - sigma)^2 / (2 sigma^2)).
+    Algorithm 3 draws y from the discrete Laplace of a scale t and keeps it with probability
+    exp(-(|y| - sigma^2/t)^2 / (2 sigma^2)), where the paper has t = floor(sigma) + 1. Here t = sigma, an integer: the
+    product exp(-|y|/t) exp(-(|y| - sigma^2/t)^2 / (2 sigma^2)) is proportional to exp(-y^2 / (2 sigma^2)) for any t.
     """
 
     def propose(some: int) -> Integers:

@@ -4,11 +4,13 @@ Neighbours differ in one image with its label (replaced by any other), so the nu
 
 What is released lies on a lattice before noise is added: features are whole multiples of B/2^q (q: `Privacy.bits`),
 so G, b and n are integers that are summed without rounding, and the noise is an integer too. With noise of scale s_j on
-coordinate j, Theorem 14 of Canonne, Kamath and Steinke (2020) gives rho-concentrated differential privacy,
+coordinate j, the release has rho-concentrated differential privacy with
 
     rho = 1/2 max over neighbours of sum_j (difference_j / s_j)^2,
 
-whatever the number of coordinates; their Proposition 12 turns rho into (epsilon, delta).
+whatever the number of coordinates: discrete Gaussian noise of scale s on an integer that moves by at most D costs
+rho = D^2/(2 s^2), as continuous noise does (Canonne, Kamath and Steinke 2020, arXiv:2004.00010), and the Renyi
+divergences of independent coordinates add up. Section 2.3 of the same paper turns rho into (epsilon, delta).
 """
 
 from __future__ import annotations

@@ -53,17 +53,27 @@ class Entry(Generic[T]):
 
     @property
     def summary(self) -> str:
+        """The first line of its docstring."""
         return self.document.split("\n", 1)[0]
 
 
 class Registry(Generic[T]):
-    """A set of named factories of one kind; refuses duplicates."""
+    """A set of parts of one kind (classes or functions), each under a name of its own.
+
+    kind: what such a part is called in error messages, for example "fusion".
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
+        """A decorator that adds a class or function under this name. A name that is taken raises ValueError.
+
+        The positional parameters of the part are given by the framework; its keyword-only parameters, with their types
+        and defaults, are the options that users set. The first line of its docstring is shown by `oneflare methods`.
+        """
+
         def add(factory: F) -> F:
             if name in self._entries:
                 raise ValueError(f"{self.kind} '{name}' is registered twice")
@@ -85,7 +95,11 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def complete(self, spec: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-        """The spec with every option checked and every default written out."""
+        """The spec with every option checked and every default written out.
+
+        spec: `{name: ..., option: ...}`. where: the setting that holds it, which begins the line of an error. An
+        unknown name, an unknown option or a value of the wrong type is a ConfigError.
+        """
         options = {key: value for key, value in spec.items() if key != "name"}
         entry = self[spec["name"]]
         try:
@@ -95,6 +109,7 @@ class Registry(Generic[T]):
         return {"name": entry.name, **checked.model_dump(mode="json")}
 
     def build(self, spec: Mapping[str, Any], *given: Any) -> T:
+        """The part that `spec` names, with its options checked; given: its positional arguments."""
         options = self.complete(spec)
         return self[options.pop("name")].build(given, options)
 

@@ -216,8 +216,9 @@ def _scaled(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> Pill
         raise Refusal(f"this model was trained without a rule for {span}; give it an 8-bit image")
     if rule.bits is None and rule.low is None:
         raise Refusal(
-            f"no rule says how its {span} become brightness; set pixels.bits for whole numbers, "
-            "or pixels.low and pixels.high (data.pixels of a run, image.pixels of a federation)"
+            f"no rule says how its {span} become brightness; before training, set pixels.bits for whole numbers, or "
+            "pixels.low and pixels.high (data.pixels of a run, image.pixels of a federation); a model that was trained "
+            "without such a rule takes 8-bit images"
         )
     if rule.bits is not None and floating:
         raise Refusal(f"pixels.bits does not cover {span}; set pixels.low and pixels.high instead")

@@ -18,16 +18,29 @@ from oneflare.core.registry import Registry
 from oneflare.data.dataset import Dataset, ImageSpec, Split, draw_rows, hold_out
 from oneflare.data.hub import quick_hub
 from oneflare.data.images import decode, is_grey
-from oneflare.data.labelled import Gathering, class_files
-from oneflare.errors import DataError
+from oneflare.data.labelled import DamagedImages, Gathering, class_files
+from oneflare.errors import ConfigError, DataError
 
 SOURCES: Registry[Dataset] = Registry("data set")
 
 
 def load(config: DataConfig) -> Dataset:
-    """The data set an experiment names, already reduced to the wanted sizes."""
+    """The data set that an experiment names, reduced to the sizes that it asks for.
+
+    A registered source is a function from a `DataConfig` to a `Dataset` with all its images. It reads what it needs
+    from the settings (`path`, `image_size`, ...) and raises DataError with a remedy where the data cannot be had.
+    """
     dataset = SOURCES[config.name].factory(config)
     return dataset.subset(config.train_size, config.test_size, config.seed).set_aside(config.public, config.seed)
+
+
+def check_reading(config: DataConfig) -> None:
+    """Refuse settings about image files for data that are not read from files of the user's own."""
+    if config.name not in ("digits", *LAYOUTS, "arrays"):
+        return
+    for key in ("pixels", "skip_damaged"):
+        if getattr(config, key) is not None:
+            raise ConfigError(f"data.{key} is for image files of your own (data=folder); data={config.name} has none")
 
 
 @SOURCES.register("digits")
@@ -49,7 +62,7 @@ def digits(config: DataConfig) -> Dataset:
 
 @dataclass(frozen=True)
 class HubLayout:
-    """Columns, splits and pixel constants of a data set as its hub page has them."""
+    """Where a data set is on the Hugging Face hub: its columns and splits, and the constants of its pixels."""
 
     folder: str
     hub: str
@@ -123,7 +136,7 @@ def folder(config: DataConfig) -> Dataset:
     files, _ = class_files(train_root, names)
     image = ImageSpec.default(_channels(files), config.image_size or 32, config.pixels)
     gathering = _gather(files, names, image)
-    train, notes = gathering.split(), gathering.notes()
+    train, notes = _usable(gathering, config), gathering.notes()
     test_root = next((root / part for part in ("test", "valid", "val") if (root / part).is_dir()), None)
     if test_root is None or train_root == root:
         train, test = hold_out(train, config.test_fraction)
@@ -132,7 +145,7 @@ def folder(config: DataConfig) -> Dataset:
         if unknown:
             raise DataError(f"{test_root} has classes that {train_root} lacks: {', '.join(sorted(unknown))}")
         held_out = _gather(class_files(test_root, names)[0], names, image)
-        test, notes = held_out.split(), (*notes, *(f"of the test part, {note}" for note in held_out.notes()))
+        test, notes = _usable(held_out, config), (*notes, *(f"of the test part, {note}" for note in held_out.notes()))
     return Dataset(f"folder:{root.name}", train, test, names, image, flip=False, notes=notes)
 
 
@@ -152,6 +165,15 @@ def _gather(files: Sequence[tuple[Path, int]], names: Sequence[str], image: Imag
     gathering = Gathering(image, names)
     gathering.add_files(files)
     return gathering
+
+
+def _usable(gathering: Gathering, config: DataConfig) -> Split:
+    try:
+        return gathering.split(skip_damaged=bool(config.skip_damaged))
+    except DamagedImages as error:
+        if not gathering.labels:
+            raise
+        raise DataError(f"{error}; repair or remove them, or go on without them: data.skip_damaged=true") from None
 
 
 def _hub_layout(name: str, config: DataConfig) -> Dataset:

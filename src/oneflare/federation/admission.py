@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -57,8 +57,15 @@ class Effect:
     def __str__(self) -> str:
         return f"class '{self.label}' from {self.without:.0f} % to {self.including:.0f} % of {self.images} images"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True)
+class AdmissionResult:
+    """What the check of members by their effect found."""
+
+    images: int
+    points: float
+    approved: tuple[str, ...]
+    effects: tuple[Effect, ...]
 
 
 def admitted(
@@ -67,7 +74,7 @@ def admitted(
     uploads: UploadSet,
     names: Mapping[int, str],
     observer: Observer,
-) -> dict[str, Any]:
+) -> AdmissionResult:
     """What every member costs, for the federation's result; refuse to go on while a costly one is not approved.
 
     spec: the federation's own fusion; names: client -> member.
@@ -86,12 +93,7 @@ def admitted(
                 f"without them, --approve {member} accepts it"
             )
         observer.note(f"approved: {member} takes {costs}")
-    return {
-        "images": labelled,
-        "points": admission.points,
-        "approved": list(admission.approved),
-        "effects": [effect.to_dict() for effect in found],
-    }
+    return AdmissionResult(labelled, admission.points, admission.approved, tuple(found))
 
 
 def effects(

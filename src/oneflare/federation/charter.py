@@ -21,8 +21,9 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from oneflare.client.job import ClientJob
 from oneflare.client.start import make_contract, shared_start
-from oneflare.core.config import Experiment, Pixels, Section, read_yaml
+from oneflare.core.config import Experiment, Pixels, Section
 from oneflare.core.files import digest_of, write_text
+from oneflare.core.layers import read_yaml
 from oneflare.core.registry import one_line
 from oneflare.core.seeds import derive
 from oneflare.data import ImageSpec

@@ -7,29 +7,37 @@ later and the result is exactly that of a fresh fusion of whoever is in: a funct
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from oneflare._version import __version__
 from oneflare.client.observer import Observer
-from oneflare.core.files import exclusive, read_json, remove_partial
+from oneflare.core.files import exclusive, remove_partial
 from oneflare.core.plain import plain
 from oneflare.data import Split
 from oneflare.errors import RunError, did_you_mean
-from oneflare.federation.admission import Admission, admitted, refuse_faulty
+from oneflare.federation.admission import Admission, AdmissionResult, admitted, refuse_faulty
 from oneflare.federation.charter import Charter, read_charter
 from oneflare.federation.identity import now
-from oneflare.federation.intake import Examination, Intake, take_in
+from oneflare.federation.intake import Intake, take_in
 from oneflare.federation.masked.opening import Total, open_total
 from oneflare.federation.masked.rounds import RoundFiles, closed_history
+from oneflare.federation.result import (
+    FederationIdentity,
+    FederationResult,
+    FusedModel,
+    MaskedTotal,
+    MemberResult,
+    change_since,
+)
 from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared, upload_files
 from oneflare.federation.vouching import coordinator_key, sign_fusion
 from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.metrics import fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
+from oneflare.upload import Upload
 
 
 @dataclass(frozen=True)
@@ -38,23 +46,25 @@ class Rules:
 
     late: also those made after the deadline. keep: a member that sent nothing usable now stays in with its upload of
     the last fusion. min_members: fewer members and nothing is fused; None: as many as the last fusion had, without
-    those who were removed; where there was none yet, all who are admitted. admission: how members are checked by what
-    they do to answers; None: they are not. releases: folder with the members' answers, where sums are masked.
+    those who were removed; where there was none yet, all who are admitted. everybody: None means all who are admitted
+    after the first fusion too. admission: how members are checked by what they do to answers; None: they are not.
+    releases: folder with the members' answers, where sums are masked.
     """
 
     late: bool = False
     keep: bool = False
     min_members: int | None = None
+    everybody: bool = False
     admission: Admission | None = None
     releases: Path | None = None
 
-    def least(self, charter: Charter, last: Mapping[str, Any] | None, removed: Mapping[str, str]) -> int:
+    def least(self, charter: Charter, last: FederationResult | None, removed: Mapping[str, str]) -> int:
         """How many members a fusion needs; who was removed does not count."""
         if self.min_members is not None:
             return self.min_members
         if charter.terms.upload.masked is not None and charter.roster is not None:
             return charter.roster.threshold
-        names = charter.members if last is None else [member["name"] for member in last["members"]]
+        names: Iterable[str] = charter.members if last is None or self.everybody else last.names
         return max(1, sum(name not in removed for name in names))
 
 
@@ -64,7 +74,7 @@ class FusedFederation:
 
     charter: Charter
     files: FederationFiles
-    content: dict[str, Any]
+    content: FederationResult
 
 
 def fuse_federation(
@@ -106,7 +116,7 @@ def fuse_federation(
             )
             names = {upload.client: name for name, upload in intake.uploads.items()}
 
-            def work(kept: UploadSet) -> tuple[dict[str, str], dict[str, Any] | None, dict[str, dict[str, Any]]]:
+            def work(kept: UploadSet) -> tuple[dict[str, str], AdmissionResult | None, dict[str, FusedModel]]:
                 suspects = _suspects(kept, names)
                 for warning in suspects.values():
                     observer.note(warning)
@@ -120,10 +130,11 @@ def fuse_federation(
             for fault in faults:
                 observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
             _enough(intake, least, charter, last, removed)
-            content = _result(charter, intake, fusions, removed, test) | {"suspects": suspects, "admission": checked}
-            if total is not None:
-                content["masked"] = _masked_facts(total)
-            content["change"] = change(last, content)
+            content = _result(charter, intake, fusions, removed)
+            content = replace(content, suspects=suspects, admission=checked, masked=_masked_facts(total))
+            if test is not None:
+                content = replace(content, test_images=len(test.labels))
+            content = replace(content, change=change_since(last, content))
             install(files, content, intake.uploads, removed)
         unsigned = sign_fusion(charter, folder, content)
         if unsigned is not None:
@@ -165,25 +176,22 @@ def _total(charter: Charter, folder: Path, intake: Intake, rules: Rules, observe
     return open_total(charter, folder, intake.uploads, rules.releases, observer)
 
 
-def _masked_facts(total: Total) -> dict[str, Any]:
+def _masked_facts(total: Total | None) -> MaskedTotal | None:
     """What a result says of masked sums."""
-    return {
-        "roster": total.roster.number,
-        "roster_digest": total.roster.digest,
-        "threshold": total.roster.threshold,
-        "counts": total.counts,
-        "closed": total.request.created,
-    }
+    if total is None:
+        return None
+    roster = total.roster
+    return MaskedTotal(roster.number, roster.digest, roster.threshold, tuple(total.counts), total.request.created)
 
 
 def _enough(
-    intake: Intake, least: int, charter: Charter, last: Mapping[str, Any] | None, removed: Mapping[str, str]
+    intake: Intake, least: int, charter: Charter, last: FederationResult | None, removed: Mapping[str, str]
 ) -> None:
     """Refuse to fuse fewer members than are needed, and say who is not in and why."""
     present = intake.uploads
     if len(present) >= max(1, least):
         return
-    before = [] if last is None else [member["name"] for member in last["members"]]
+    before: Sequence[str] = () if last is None else last.names
     reasons = [
         f"{verdict.who} ({verdict.file}) is {verdict.status}: {verdict.reason}"
         for verdict in intake.verdicts
@@ -205,32 +213,6 @@ def _enough(
     )
 
 
-def change(last: Mapping[str, Any] | None, content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How a fusion differs from the one before: who came, who is gone, who sent anew, which classes nobody has now."""
-    if last is None:
-        return None
-    before, after = ({member["name"]: member for member in result["members"]} for result in (last, content))
-    return {
-        "since": last["fused"],
-        "came": [name for name in after if name not in before],
-        "gone": [name for name in before if name not in after],
-        "renewed": [name for name in after if name in before and before[name]["digest"] != after[name]["digest"]],
-        "lost_classes": [
-            name
-            for label, name in enumerate(content["classes"])
-            if _images(last, label) > 0 and _images(content, label) == 0
-        ],
-    }
-
-
-def _images(result: Mapping[str, Any], label: int) -> int:
-    """Images of a class over all members; where counts are withheld, one that nobody knows of is assumed."""
-    if result.get("masked"):
-        return int(result["masked"]["counts"][label])
-    rows = [member["counts"] for member in result["members"]]
-    return 1 if None in rows else sum(row[label] for row in rows)
-
-
 def _without(
     charter: Charter, intake: Intake, remove: Sequence[str], removed: Mapping[str, str]
 ) -> tuple[Intake, dict[str, str]]:
@@ -249,7 +231,7 @@ def _without(
         left[name] = now()
         for index, verdict in enumerate(verdicts):
             if verdict.member == name and verdict.status == "in":
-                verdicts[index] = Examination(**(verdict.to_dict() | {"status": "removed", "reason": "removed now"}))
+                verdicts[index] = replace(verdict, status="removed", reason="removed now")
     uploads = {name: upload for name, upload in intake.uploads.items() if name not in remove}
     return Intake(uploads, tuple(verdicts), intake.notes), left
 
@@ -259,66 +241,69 @@ def _suspects(uploads: UploadSet, names: Mapping[int, str]) -> dict[str, str]:
     return {names[found.client]: found.warning(names[found.client]) for found in find_suspects(uploads)}
 
 
-def _fuse(charter: Charter, place: Path, collected: UploadSet, test: Split | None) -> dict[str, dict[str, Any]]:
+def _fuse(charter: Charter, place: Path, collected: UploadSet, test: Split | None) -> dict[str, FusedModel]:
     """Every fusion of the charter, its model saved in a folder; the first is the federation's own."""
     specs = charter.terms.fusions
     check_needs(specs, collected.offered, "; change experiment.fusions")
     made = [fuse_timed(spec, collected) for spec in specs]
     measured = [] if test is None else score_all(made, collected, test)
-    scores = {one.name: one.scores.to_dict() for one in measured}
-    outcome: dict[str, dict[str, Any]] = {}
+    scores = {one.name: one.scores for one in measured}
+    outcome: dict[str, FusedModel] = {}
     for index, (name, model) in enumerate((one.name, one.model) for one in made):
         path = place / (MODEL if index == 0 else f"{MODELS}/{name}.safetensors")
         model.save(path)
-        outcome[name] = {
-            "model": str(path.relative_to(place)),
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "parameters": model.cost.parameters,
-            "forward_passes": model.cost.forward_passes,
-            "scores": scores.get(name),
-        }
+        outcome[name] = FusedModel(
+            model=str(path.relative_to(place)),
+            sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            parameters=model.cost.parameters,
+            forward_passes=model.cost.forward_passes,
+            scores=scores.get(name),
+        )
     return outcome
 
 
 def _result(
     charter: Charter,
     intake: Intake,
-    fusions: Mapping[str, Any],
+    fusions: dict[str, FusedModel],
     removed: Mapping[str, str],
-    test: Split | None,
-) -> dict[str, Any]:
-    terms = charter.terms
-    present = intake.uploads
+) -> FederationResult:
+    """The result of a first fusion without test images, in which nobody is suspect and nobody was checked."""
+    terms, present = charter.terms, intake.uploads
     taken = {verdict.member: verdict for verdict in intake.verdicts if verdict.status == "in"}
-    return {
-        "oneflare": __version__,
-        "federation": {"name": charter.name, "id": charter.id, "fingerprint": charter.fingerprint},
-        "fused": now(),
-        "method": terms.method,
-        "encoder": charter.contract.encoder,
-        "classes": list(charter.classes),
-        "counts_mode": terms.upload.counts,
-        "headline": terms.fusions[0]["name"],
-        "fusions": dict(fusions),
-        "test_images": None if test is None else len(test.labels),
-        "members": [
-            {
-                "name": name,
-                "samples": upload.samples,
-                "counts": None if upload.counts is None else [int(count) for count in upload.counts],
-                "created": upload.manifest["created"],
-                "signed": taken[name].signed,
-                "upload_bytes": upload.file_bytes,
-                "digest": upload.digest,
-                "file": plain(upload.path),
-            }
-            for name, upload in present.items()
-        ],
-        "missing": [name for name in _expected(charter) if name not in present and name not in removed],
-        "removed": dict(removed),
-        "verdicts": [verdict.to_dict() for verdict in intake.verdicts],
-        "notes": list(intake.notes),
-    }
+    return FederationResult(
+        oneflare=__version__,
+        federation=FederationIdentity(charter.name, charter.id, charter.fingerprint),
+        fused=now(),
+        method=terms.method,
+        encoder=charter.contract.encoder,
+        classes=tuple(charter.classes),
+        counts_mode=terms.upload.counts,
+        headline=terms.fusions[0]["name"],
+        fusions=fusions,
+        test_images=None,
+        members=tuple(_member(name, upload, taken[name].signed) for name, upload in present.items()),
+        missing=tuple(name for name in _expected(charter) if name not in present and name not in removed),
+        removed=dict(removed),
+        verdicts=intake.verdicts,
+        notes=intake.notes,
+        suspects={},
+        admission=None,
+        change=None,
+    )
+
+
+def _member(name: str, upload: Upload, signed: bool) -> MemberResult:
+    return MemberResult(
+        name=name,
+        samples=upload.samples,
+        counts=None if upload.counts is None else tuple(int(count) for count in upload.counts),
+        created=upload.manifest["created"],
+        signed=signed,
+        upload_bytes=upload.file_bytes,
+        digest=upload.digest,
+        file=plain(upload.path),
+    )
 
 
 def _expected(charter: Charter) -> list[str]:
@@ -326,9 +311,9 @@ def _expected(charter: Charter) -> list[str]:
     return list(dict.fromkeys([*charter.members, *(() if charter.roster is None else charter.roster.names)]))
 
 
-def read_fused(folder: Path) -> dict[str, Any]:
+def read_fused(folder: Path) -> FederationResult:
     """The result of the last fusion."""
-    path = FederationFiles(folder).result
-    if not path.exists():
+    last = FederationFiles(folder).last()
+    if last is None:
         raise RunError(f"{folder} has no result yet; `oneflare server fuse` makes one")
-    return dict(read_json(path))
+    return last

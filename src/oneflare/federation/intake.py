@@ -36,17 +36,11 @@ class Examination:
 
     @property
     def who(self) -> str:
-        """For people: the member, or what the file claims."""
-        return named(self.to_dict())
+        """Whom the verdict is about: the member, or what the file claims where nobody knows who sent it."""
+        return self.member or (f"unknown, claims to be {self.claims}" if self.claims else "unknown")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def named(verdict: Mapping[str, Any]) -> str:
-    """Whom a verdict is about: the member, or what the file claims where nobody knows who sent it."""
-    claims = verdict.get("claims")
-    return str(verdict["member"] or (f"unknown, claims to be {claims}" if claims else "unknown"))
 
 
 @dataclass(frozen=True)

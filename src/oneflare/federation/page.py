@@ -12,7 +12,7 @@ from oneflare.core.files import read_regular, write_text
 from oneflare.core.plain import markdown
 from oneflare.federation.charter import FILE, Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused
-from oneflare.federation.intake import named
+from oneflare.federation.result import Change, FederationResult
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import known_key, sign_card
 from oneflare.models.sealing import check_seal
@@ -48,15 +48,13 @@ def write_federation_page(fused: FusedFederation) -> Path:
     source = resources.files("oneflare.federation").joinpath("page.html.j2").read_text()
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     content = fused.content
-    tables = [member["counts"] for member in content["members"]]
     page = environment.from_string(source).render(
         charter=fused.charter,
         content=content,
         fingerprint=short(fused.charter.fingerprint),
         limits=limits(fused.charter, content),
-        change=change_lines(content["change"]),
-        named=named,
-        figure=None if None in tables else _owners(tables, content["classes"]),
+        change=change_lines(content.change),
+        figure=None if content.table is None else _owners(content.table, content.classes),
         terms=fused.charter.to_yaml(),
     )
     write_text(fused.files.report, page)
@@ -75,19 +73,18 @@ def _owners(table: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
     return text[text.index("<svg") :]
 
 
-def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
+def limits(charter: Charter, content: FederationResult) -> list[str]:
     """What a user of the model must know, from the charter and from the uploads themselves."""
     lines = [charter.limits.strip()] if charter.limits.strip() else []
-    tables = [member["counts"] for member in content["members"]]
-    if content.get("masked"):
-        totals = dict(zip(charter.classes, content["masked"]["counts"], strict=True))
-        lines += _rare(totals, "")
+    tables = content.table
+    if content.masked is not None:
+        lines += _rare(dict(zip(charter.classes, content.masked.counts, strict=True)), "")
         lines.append(
             "The members' sums were masked: which member has which class is not known, and no member was checked by "
             "what it does to the model."
         )
-    elif None not in tables:
-        noisy = " by the noised counts" if content["counts_mode"] == "noised" else ""
+    elif tables is not None:
+        noisy = " by the noised counts" if content.counts_mode == "noised" else ""
         totals = dict(zip(charter.classes, map(sum, zip(*tables, strict=True)), strict=True))
         lines += _rare(totals, noisy)
         lonely = [
@@ -99,9 +96,9 @@ def limits(charter: Charter, content: dict[str, Any]) -> list[str]:
             lines.append(f"Known to one member only{noisy}: {_listed(lonely)}.")
     else:
         lines.append("Class counts were withheld: nobody can say which classes are rare.")
-    if content["missing"]:
-        lines.append(f"Admitted members that sent no usable upload: {_listed(content['missing'])}.")
-    if content["test_images"] is None:
+    if content.missing:
+        lines.append(f"Admitted members that sent no usable upload: {_listed(content.missing)}.")
+    if content.test_images is None:
         lines.append("Its accuracy has not been measured here; `oneflare evaluate MODEL --data FOLDER` does.")
     image = charter.image
     kind = "grey" if image.channels == 1 else "colour"
@@ -127,17 +124,17 @@ def _rare(totals: Mapping[str, int], noisy: str) -> list[str]:
     return lines
 
 
-def change_lines(change: Mapping[str, Any] | None) -> list[str]:
+def change_lines(change: Change | None) -> list[str]:
     """What is different from the fusion before, and what that means for whoever uses the model."""
     if change is None:
         return []
     lines = [
-        f"{title} since the fusion of {change['since'][:16].replace('T', ' ')} UTC: {_listed(change[key])}."
-        for key, title in (("came", "New"), ("gone", "Gone"), ("renewed", "With another upload"))
-        if change[key]
+        f"{title} since the fusion of {change.since[:16].replace('T', ' ')} UTC: {_listed(names)}."
+        for names, title in ((change.came, "New"), (change.gone, "Gone"), (change.renewed, "With another upload"))
+        if names
     ]
-    if change["lost_classes"]:
-        lines.append(f"Nobody who is left has images of: {_listed(change['lost_classes'])}.")
+    if change.lost_classes:
+        lines.append(f"Nobody who is left has images of: {_listed(change.lost_classes)}.")
     return lines
 
 
@@ -160,14 +157,14 @@ def _privacy(charter: Charter) -> str:
     return f"Uploads are {'; and '.join(held)}. They hold no image, but no formal privacy is promised for them."
 
 
-def card(charter: Charter, content: dict[str, Any]) -> str:
+def card(charter: Charter, content: FederationResult) -> str:
     """Markdown."""
-    own = content["fusions"][content["headline"]]
+    own = content.own
     lines = [
         f"# Model of the federation {charter.name}",
         "",
-        f"Fused {content['fused'][:19]} UTC with OneFlare {content['oneflare']} from {len(content['members'])} "
-        f"upload{'s' if len(content['members']) > 1 else ''}. Terms: fingerprint {short(charter.fingerprint)}.",
+        f"Fused {content.fused[:19]} UTC with OneFlare {content.oneflare} from {len(content.members)} "
+        f"upload{'s' if len(content.members) > 1 else ''}. Terms: fingerprint {short(charter.fingerprint)}.",
         "",
         "## Expected use",
         "",
@@ -184,51 +181,50 @@ def card(charter: Charter, content: dict[str, Any]) -> str:
         "| member | images | upload | made (UTC) | signed |",
         "|---|---:|---:|---|---|",
     ]
-    volume = {"exact": "", "noised": " (noised)", "withheld": " (total only)"}[content["counts_mode"]]
-    if content.get("masked") and content["counts_mode"] == "withheld":
+    volume = {"exact": "", "noised": " (noised)", "withheld": " (total only)"}[content.counts_mode]
+    if content.masked is not None and content.counts_mode == "withheld":
         volume = " at most (enrolled)"
-    for member in content["members"]:
+    for member in content.members:
         lines.append(
-            f"| {member['name']} | {member['samples']}{volume} | {size_text(member['upload_bytes'])} "
-            f"| {member['created'][:19]} | {'yes' if member['signed'] else 'no'} |"
+            f"| {member.name} | {member.samples}{volume} | {size_text(member.upload_bytes)} "
+            f"| {member.created[:19]} | {'yes' if member.signed else 'no'} |"
         )
     lines.append("")
-    for title, names in (("Missing", content["missing"]), ("Removed", list(content["removed"]))):
+    for title, names in (("Missing", content.missing), ("Removed", list(content.removed))):
         if names:
             lines += [f"{title}: {_listed(names)}.", ""]
-    for text in change_lines(content["change"]):
+    for text in change_lines(content.change):
         lines += [markdown(text), ""]
-    left_out = [verdict for verdict in content["verdicts"] if verdict["status"] in ("refused", "late")]
+    left_out = [verdict for verdict in content.verdicts if verdict.status in ("refused", "late")]
     for verdict in left_out:
-        who = named(verdict)
-        name = Path(verdict["file"]).name
-        lines.append(f"- left out: {markdown(who)} ({markdown(name)}): {markdown(verdict['reason'])}")
+        name = Path(verdict.file).name
+        lines.append(f"- left out: {markdown(verdict.who)} ({markdown(name)}): {markdown(verdict.reason)}")
     if left_out:
         lines.append("")
     lines += [
         "## Method",
         "",
-        f"{content['method']} with encoder {_spec(content['encoder'])}, {charter.terms.epochs} epochs at each member, "
-        f"one upload each, fused by {content['headline']}: {own['parameters']:,} parameters, "
-        f"{own['forward_passes']} forward pass{'es' if own['forward_passes'] > 1 else ''} per image.",
+        f"{content.method} with encoder {_spec(content.encoder)}, {charter.terms.epochs} epochs at each member, "
+        f"one upload each, fused by {content.headline}: {own.parameters:,} parameters, "
+        f"{own.forward_passes} forward pass{'es' if own.forward_passes > 1 else ''} per image.",
         "",
         "## Measured",
         "",
     ]
-    if content["test_images"] is None:
+    if content.test_images is None:
         lines.append("Nothing: the coordinator gave no test images.")
     else:
         lines += [
-            f"On {content['test_images']} test images of the coordinator:",
+            f"On {content.test_images} test images of the coordinator:",
             "",
             "| fusion | accuracy % | balanced % | worst class % | calibration error % |",
             "|---|---:|---:|---:|---:|",
         ]
-        keys = ("accuracy", "balanced_accuracy", "worst_class", "calibration_error")
-        for name, row in content["fusions"].items():
-            cells = " | ".join(f"{100 * row['scores'][key]:.1f}" for key in keys)
-            lines.append(f"| {name} | {cells} |")
-    lines += ["", f"Model file `{own['model']}`, SHA-256 `{own['sha256']}`.", ""]
+        for name, scores in ((name, made.scores) for name, made in content.fusions.items()):
+            assert scores is not None
+            shown = (scores.accuracy, scores.balanced_accuracy, scores.worst_class, scores.calibration_error)
+            lines.append(f"| {name} | " + " | ".join(f"{100 * figure:.1f}" for figure in shown) + " |")
+    lines += ["", f"Model file `{own.model}`, SHA-256 `{own.sha256}`.", ""]
     return "\n".join(lines)
 
 

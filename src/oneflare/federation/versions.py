@@ -18,6 +18,7 @@ from oneflare.core.files import read_json, write_bytes, write_json
 from oneflare.errors import RunError, UploadError
 from oneflare.federation.charter import FILE
 from oneflare.federation.intake import UploadHistory
+from oneflare.federation.result import FederationResult
 from oneflare.models.sealing import SUFFIX
 from oneflare.upload import Upload, read_manifest
 
@@ -62,9 +63,9 @@ class FederationFiles:
         """member -> when it was removed"""
         return dict(self.known().removed)
 
-    def last(self) -> dict[str, Any] | None:
+    def last(self) -> FederationResult | None:
         """The result of the last fusion, if there was one."""
-        return dict(read_json(self.result)) if self.result.exists() else None
+        return FederationResult.read(self.result) if self.result.exists() else None
 
 
 def upload_files(folder: Path) -> list[Path]:
@@ -91,7 +92,7 @@ def prepared(files: FederationFiles) -> Iterator[Path]:
 
 
 def install(
-    files: FederationFiles, content: Mapping[str, Any], uploads: Mapping[str, Upload], removed: Mapping[str, str]
+    files: FederationFiles, content: FederationResult, uploads: Mapping[str, Upload], removed: Mapping[str, str]
 ) -> None:
     """Put a prepared fusion in the place of the last one, which stays in `previous/` if all its members do.
 
@@ -107,7 +108,7 @@ def install(
         target = files.folder / source.relative_to(files.next)
         target.parent.mkdir(exist_ok=True)
         source.replace(target)
-    current = {row["model"] for row in content["fusions"].values()}
+    current = {made.model for made in content.fusions.values()}
     current |= {f"{MEMBERS}/{name}.safetensors" for name in uploads}
     for path in [*files.kept(), *sorted(files.models.glob(UPLOADS))]:
         if str(path.relative_to(files.folder)) not in current:
@@ -115,7 +116,7 @@ def install(
     newest = {name: when for name, when in files.known().newest.items() if name not in removed}
     newest |= {name: str(upload.manifest["created"]) for name, upload in uploads.items()}
     write_json(files.state, {"removed": dict(removed), "newest": newest})
-    write_json(files.result, content)
+    content.write(files.result)
 
 
 def _stage(files: FederationFiles, name: str, upload: Upload) -> None:
@@ -131,10 +132,10 @@ def forget(files: FederationFiles, removed: Collection[str]) -> None:
         return
     if files.previous.exists():
         try:
-            content = read_json(files.previous / RESULT)
+            includes = _includes(FederationResult.read(files.previous / RESULT), removed)
         except RunError:
-            content = None
-        if content is None or _includes(content, removed):
+            includes = True
+        if includes:
             shutil.rmtree(files.previous)
     for path in sorted(files.folder.glob(f"inbox/flower-*/{UPLOADS}")):
         with contextlib.suppress(UploadError):
@@ -142,27 +143,27 @@ def forget(files: FederationFiles, removed: Collection[str]) -> None:
                 path.unlink()
 
 
-def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _differs(old: FederationResult, new: FederationResult) -> bool:
     """Whether a fusion is another one: other uploads or other models."""
 
-    def facts(content: Mapping[str, Any]) -> Any:
+    def facts(content: FederationResult) -> Any:
         return (
-            {member["name"]: member["digest"] for member in content["members"]},
-            {name: row["sha256"] for name, row in content["fusions"].items()},
+            {member.name: member.digest for member in content.members},
+            {name: made.sha256 for name, made in content.fusions.items()},
         )
 
     return bool(facts(old) != facts(new))
 
 
-def _includes(content: Mapping[str, Any], names: Collection[str]) -> bool:
-    return any(member["name"] in names for member in content["members"])
+def _includes(content: FederationResult, names: Collection[str]) -> bool:
+    return any(name in names for name in content.names)
 
 
-def _whole(files: FederationFiles, content: Mapping[str, Any]) -> bool:
+def _whole(files: FederationFiles, content: FederationResult) -> bool:
     """Whether the models that a result names are there and are the ones it was written for."""
-    for row in content["fusions"].values():
-        path = files.folder / row["model"]
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != row["sha256"]:
+    for made in content.fusions.values():
+        path = files.folder / made.model
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != made.sha256:
             return False
     return True
 

@@ -6,13 +6,12 @@ covers it, so members who compared the fingerprint know the key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from oneflare.errors import ConfigError
 from oneflare.federation.charter import FILE, Charter, read_charter
+from oneflare.federation.result import FederationResult
 from oneflare.models.sealing import MODELS, SUFFIX, seal
 from oneflare.upload.signing import SigningKey, generate, public_key_of, read_key
 
@@ -49,7 +48,7 @@ def coordinator_key(charter: Charter, folder: Path) -> SigningKey | None:
     return key
 
 
-def sign_fusion(charter: Charter, folder: Path, content: Mapping[str, Any]) -> str | None:
+def sign_fusion(charter: Charter, folder: Path, content: FederationResult) -> str | None:
     """Sign every model and the result of a fusion; a line for the coordinator says why, where that cannot be done."""
     for old in (*folder.glob(f"*{SUFFIX}"), *folder.glob(f"{MODELS}/*{SUFFIX}")):
         old.unlink()
@@ -61,17 +60,17 @@ def sign_fusion(charter: Charter, folder: Path, content: Mapping[str, Any]) -> s
             f"warning: the model is not signed, because {folder / PRIVATE} is missing; members who have {FILE} will "
             "refuse it. Put the key there and fuse again"
         )
-    words = {"federation": charter.fingerprint, "signed": str(content["fused"])}
-    for row in content["fusions"].values():
-        seal(folder / row["model"], key, kind="model", **words)
+    words = {"federation": charter.fingerprint, "signed": content.fused}
+    for made in content.fusions.values():
+        seal(folder / made.model, key, kind="model", **words)
     seal(folder / "result.json", key, kind="result", **words)
     return None
 
 
-def sign_card(charter: Charter, card: Path, content: Mapping[str, Any]) -> None:
+def sign_card(charter: Charter, card: Path, content: FederationResult) -> None:
     key = coordinator_key(charter, card.parent)
     if key is not None:
-        seal(card, key, kind="card", federation=charter.fingerprint, signed=str(content["fused"]))
+        seal(card, key, kind="card", federation=charter.fingerprint, signed=content.fused)
 
 
 def known_key(file: Path, given: str | None) -> TrustedKey | None:

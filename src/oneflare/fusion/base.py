@@ -60,13 +60,14 @@ class UploadSet:
 
     @property
     def offered(self) -> frozenset[str]:
-        """What a fusion can have."""
+        """The fields that every upload holds, and `public` where there are public images: what `needs` may ask for."""
         own = frozenset.intersection(*(upload.fields for upload in self.uploads))
         own = own | {"statistics"} if self.total is not None and self.contract.statistics is not None else own
         return own if self.public is None else own | {"public"}
 
     @property
     def task(self) -> Task:
+        """What the fused model does: its classes, the images that it takes, and the encoder of its members."""
         return Task(self.contract.encoder, self.contract.image, self.contract.classes, self.contract.dim)
 
     @property
@@ -77,7 +78,7 @@ class UploadSet:
 
     @property
     def prototypes(self) -> Tensor:
-        """`(N, C, d)`"""
+        """`(N, C, d)` prototypes of all clients, in the order of the uploads"""
         rows = []
         for upload in self.uploads:
             if upload.prototypes is None:
@@ -96,7 +97,7 @@ class UploadSet:
         return torch.stack(rows)
 
     def statistics(self) -> Statistics:
-        """The sum over clients, one upload in memory at a time."""
+        """The statistics of all clients, added up with one upload in memory at a time."""
         plan = self.plan
         if self.total is not None:
             return self.total
@@ -109,6 +110,7 @@ class UploadSet:
 
     @property
     def plan(self) -> Plan:
+        """Which statistics the uploads hold; an UploadError where they hold none."""
         if self.contract.statistics is None:
             raise UploadError("this federation's uploads hold no statistics; set analytic=random_conv for all clients")
         return self.contract.statistics
@@ -178,7 +180,8 @@ class Fusion(ABC):
     """A way to make one model of many uploads.
 
     A fusion is registered under a name (`@FUSIONS.register("mine")`) and chosen by it. Its options are the keyword-only
-    parameters of its constructor, which stores them. The first line of its docstring is shown by `oneflare list`.
+    parameters of its constructor, which stores them. The first line of its docstring is shown by
+    `oneflare methods --parts`.
     """
 
     needs: frozenset[str] = frozenset({"weights", "prototypes"})
@@ -227,6 +230,7 @@ def single_network_fusions() -> list[str]:
 
 
 def build_fusion(spec: Mapping[str, Any]) -> Fusion:
+    """The fusion that `spec` names, `{name: ..., option: ...}`."""
     return FUSIONS.build(spec)
 
 

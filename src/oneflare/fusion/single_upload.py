@@ -14,7 +14,7 @@ from oneflare.fusion.base import UploadSet, build_fusion
 from oneflare.models.base import GlobalModel
 from oneflare.models.checking import check_task
 from oneflare.nn import initial_network
-from oneflare.upload import ENCODER, Contract, read_manifest, read_upload
+from oneflare.upload import ENCODER, Agreement, Contract, read_manifest, read_upload
 from oneflare.upload.masking.fixed_point import FixedPoint
 from oneflare.upload.statistics import Plan
 
@@ -54,16 +54,18 @@ def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
         plan = Plan.of(plan["feature_map"], image.channels, image.size, plan["dtype"], privacy)
     contract = Contract.of(
         network,
-        federation=manifest["federation"],
-        method=manifest["method"],
-        encoder=manifest["encoder"],
-        anchors=manifest["anchors"],
-        image=image,
-        classes=classes,
-        statistics=plan,
-        deep=any(name.startswith(ENCODER) for name in manifest["tensors"]),
-        evidence=tuple(manifest.get("evidence") or ()),
+        Agreement(
+            federation=manifest["federation"],
+            method=manifest["method"],
+            encoder=manifest["encoder"],
+            anchors=manifest["anchors"],
+            image=image,
+            classes=classes,
+            statistics=plan,
+            deep=any(name.startswith(ENCODER) for name in manifest["tensors"]),
+            evidence=tuple(manifest.get("evidence") or ()),
+            fixed=None if manifest.get("fixed") is None else FixedPoint.of(manifest["fixed"]),
+        ),
     )
-    fixed = manifest.get("fixed")
     masked = len(manifest["masked"]["shares"]) if manifest.get("masked") else 0
-    return replace(contract, fixed=None if fixed is None else FixedPoint.of(fixed), masked=masked), network
+    return replace(contract, masked=masked), network

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflare.core.config import CodeConfig, Experiment, Layer, TrainConfig, UploadConfig, expand, merge, validate
+from oneflare.core.config import CodeConfig, Experiment, TrainConfig, UploadConfig
+from oneflare.core.layers import Layer, expand, merge, validate
 from oneflare.core.plugins import load_plugins
 from oneflare.core.registry import Registry, sources_used
 from oneflare.core.schedules import SCHEDULES, build_schedule
 from oneflare.data import PARTITIONS, SOURCES
+from oneflare.data.sources import check_reading
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.fusion import FUSIONS, build_fusion, check_needs, offered_fields
 from oneflare.methods.additions import check_additions, complete_objective
 from oneflare.methods.recipes import find_method
 from oneflare.nn import ANCHORS, ENCODERS, FEATURE_MAPS
 from oneflare.nn.encoders import CUSTOM
+from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
 from oneflare.upload.evidence import EVIDENCE, LABELLED
 
@@ -25,7 +28,7 @@ NAMED_DEFAULTS = {
 }
 """so that an option can be set without naming the part it belongs to"""
 TRAINING_PARTS: tuple[Registry[Any], ...] = (
-    SOURCES, PARTITIONS, ENCODERS, ANCHORS, CONTROLLERS, FEATURE_MAPS, TERMS, SCHEDULES, BANKS,
+    SOURCES, PARTITIONS, ENCODERS, ANCHORS, CONTROLLERS, FEATURE_MAPS, TERMS, SCHEDULES, BANKS, OPTIMISERS,
 )  # fmt: skip
 """whatever uploads depend on"""
 
@@ -52,6 +55,7 @@ def complete(experiment: Experiment) -> Experiment:
     """Check every named part and write out its options."""
     if experiment.data.name != ARRAYS:
         SOURCES[experiment.data.name]
+    check_reading(experiment.data)
     if not experiment.partition.kind.startswith("flwr:") and experiment.partition.kind != "given":
         PARTITIONS[experiment.partition.kind]
     for term in experiment.objective.terms:
@@ -68,9 +72,7 @@ def complete(experiment: Experiment) -> Experiment:
         "analytic": FEATURE_MAPS.complete(experiment.analytic, "analytic"),
         "objective": complete_objective(experiment.objective),
         "fusions": tuple(FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in experiment.fusions),
-        "train": experiment.train.model_copy(
-            update={"schedule": SCHEDULES.complete(experiment.train.schedule, "train.schedule")}
-        ),
+        "train": complete_train(experiment.train),
     }
     resolved = with_density(experiment.model_copy(update=update))
     build_controller(resolved.controller, ClientFacts((1, 1)))  # refuses options that contradict each other
@@ -98,6 +100,23 @@ def complete(experiment: Experiment) -> Experiment:
         raise ConfigError(f"fusions: {max(names, key=names.count)} is named twice")
     used = sources_used(TRAINING_PARTS, resolved.model_dump(mode="json", exclude={"fusions", "code"}))
     return resolved.model_copy(update={"code": CodeConfig(plugins=used)})
+
+
+def complete_train(train: TrainConfig) -> TrainConfig:
+    """With the options of its schedule and its optimiser written out; plain sgd is what None stands for."""
+    optimiser = None if train.optimiser is None else OPTIMISERS.complete(train.optimiser, "train.optimiser")
+    if optimiser == {"name": DEFAULT}:
+        optimiser = None
+    if optimiser is not None:
+        for key, value in (("thermostat", train.thermostat), ("check_lr", train.check_lr)):
+            if value:
+                raise ConfigError(f"train.{key} is about sgd, not {optimiser['name']}; leave one of the two out")
+        try:
+            OPTIMISERS.build(optimiser, [], StepSettings())
+        except ValueError as error:
+            raise ConfigError(f"train.optimiser: {error}") from None
+    schedule = SCHEDULES.complete(train.schedule, "train.schedule")
+    return train.model_copy(update={"schedule": schedule, "optimiser": optimiser})
 
 
 def with_density(experiment: Experiment) -> Experiment:

@@ -18,13 +18,19 @@ from oneflare.nn.packing import sphere_packing
 
 @dataclass(frozen=True)
 class Anchors:
-    """The matrix A, and whether the target moves there from the start P_0."""
+    """What a registered kind of anchors returns.
+
+    Such a part is a function `(classes, dim, *, options) -> Anchors`, or `-> None` for no anchors at all. It must be
+    deterministic: all clients compute A by themselves, and prototypes are only comparable if every A is the same.
+    """
 
     matrix: Tensor
+    """A `(C, d)`, float32"""
     progressive: bool = False
+    """whether the target moves from the prototypes' start P_0 to A as training goes on; otherwise it is A throughout"""
 
     def target_from(self, start: Tensor) -> Target:
-        """start: P_0 `(C, d)`, where the prototypes begin."""
+        """What the prototypes of one client are pulled toward; start: P_0 `(C, d)`, where they begin."""
         return Target(self.matrix, start.detach().clone() if self.progressive else None)
 
     @property
@@ -44,6 +50,7 @@ class Target:
         return Target(self.anchors.to(device), None if self.start is None else self.start.to(device))
 
     def at(self, progress: float) -> Tensor:
+        """The target `(C, d)` when the part `progress` of training, in [0, 1], is done."""
         return self.anchors if self.start is None else self.start.lerp(self.anchors, progress)
 
 
@@ -51,7 +58,7 @@ ANCHORS: Registry[Anchors | None] = Registry("anchors")
 
 
 def build_anchors(spec: Mapping[str, Any], classes: int, dim: int) -> Tensor | None:
-    """The matrix alone."""
+    """The matrix A `(C, d)` of the anchors that `spec` names; None for anchors=none."""
     anchors = ANCHORS.build(spec, classes, dim)
     return None if anchors is None else anchors.matrix
 

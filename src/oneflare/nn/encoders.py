@@ -1,6 +1,9 @@
-"""Encoders: any module from an image batch `(batch, c, h, w)` to features `(batch, d)`.
+"""Encoders: networks from a batch of images `(batch, c, h, w)` to features `(batch, d)`.
 
-Built-in ones take 1 or 3 channels and 8 to 64 pixels, and scale by `width`. `dim` adds a linear projection to d.
+A registered encoder is a function or class `(channels, *, options)` that returns such a module. The weights that it
+draws come from torch's global generator, which is seeded around the call, so every client starts from the same network.
+The built-in ones take 1 or 3 channels and images of 8 to 64 pixels. Their size grows with `width`, and `dim` adds a
+linear projection to d features.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from oneflare.errors import ConfigError
 
 ENCODERS: Registry[nn.Module] = Registry("encoder")
 CUSTOM = "custom"
+"""the name in the settings of an encoder that a Python caller gave as a module"""
 WIDEST = 1 << 16
 """features of an encoder"""
 MOST_NUMBERS = 1 << 28
@@ -24,6 +28,7 @@ MOST_NUMBERS = 1 << 28
 
 
 def build_encoder(spec: Mapping[str, Any], channels: int) -> nn.Module:
+    """The encoder that `spec` names, with fresh weights; channels: of its images, 1 or 3."""
     return ENCODERS.build(spec, channels)
 
 

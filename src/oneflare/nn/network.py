@@ -28,8 +28,11 @@ class PrototypeNetwork(nn.Module):
 
 
 def signed_root(features: Tensor) -> Tensor:
-    """u = sign(f) sqrt(|f|), entry by entry: pooled features are skewed, and their roots are nearly Gaussian."""
-    return features.sign() * features.abs().sqrt()
+    """u = sign(f) sqrt(|f|), entry by entry: pooled features are skewed, and their roots are nearly Gaussian.
+
+    The gradient, which is infinite at 0, is taken as 0 there.
+    """
+    return features.sign() * features.abs().clamp(min=1e-20).sqrt()
 
 
 def freeze_prototypes(network: PrototypeNetwork, anchors: Tensor) -> PrototypeNetwork:

@@ -1,97 +1,183 @@
-"""Additions to SGD: momentum at a restart, noise as the rate falls, and the largest stable rate."""
+"""Optimisers by name, and additions to SGD: momentum at a restart, noise as the rate falls, the largest stable rate.
+
+They are written out because merely constructing one of torch's imports its compiler, which takes seconds of every
+start, and because a step of ours takes less time (`benchmarks/optimisers.py`).
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oneflare.core.registry import Registry
 
-class SGD:
-    """Stochastic gradient descent with momentum and clipping
 
-    g <- clip(g) + weight_decay w;  v <- momentum v + g;  w <- w - lr v
+@dataclass(frozen=True)
+class StepSettings:
+    """What the section `train` says about every step, whichever optimiser takes it."""
 
-    Written out because merely constructing torch's imports the compiler, which takes two seconds of every start.
+    momentum: float = 0.0
+    """of sgd; the others have options of their own"""
+    weight_decay: float = 0.0
+    clip: float = math.inf
+    """largest norm of the gradient of all weights together"""
+
+
+class Optimiser(ABC):
+    """Moves weights against their gradients. A subclass says in `update` how, and what it remembers between steps.
+
+    parameters: the weights, which are changed in place. settings: what the section `train` says about every step.
+    Keyword-only parameters of a subclass are its options. `state_dict` and `load_state_dict` carry what an interrupted
+    training needs to go on bit for bit: tensors, numbers, and lists and mappings of them.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], *, momentum: float, weight_decay: float, clip: float) -> None:
+    def __init__(self, parameters: Sequence[Tensor], settings: StepSettings = StepSettings()) -> None:
         self.parameters = list(parameters)
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.clip = clip
-        self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.settings = settings
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """One update from the gradients, which are then dropped."""
+        """One update from the clipped gradients, which are then dropped; lr: the learning rate of this step."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        norm = torch.stack(torch._foreach_norm(gradients)).norm()
-        torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1.0))
-        if self.weight_decay:
-            torch._foreach_add_(gradients, self.parameters, alpha=self.weight_decay)
-        torch._foreach_mul_(self.velocity, self.momentum)
-        torch._foreach_add_(self.velocity, gradients)
-        torch._foreach_add_(self.parameters, self.velocity, alpha=-lr)
+        if self.settings.clip < math.inf:
+            norm = torch.stack(torch._foreach_norm(gradients)).norm()
+            torch._foreach_mul_(gradients, (self.settings.clip / (norm + 1e-6)).clamp(max=1.0))
+        self.update(gradients, lr)
         for parameter in self.parameters:
             parameter.grad = None
 
+    @abstractmethod
+    def update(self, gradients: list[Tensor], lr: float) -> None:
+        """Change `self.parameters`. gradients: one for each of them, clipped, which may be overwritten."""
+
+    def reset_momentum(self) -> None:  # noqa: B027
+        """Forget the direction of earlier steps: after a restart only the new gradients count. Does nothing where an
+        optimiser remembers no direction."""
+
+    @abstractmethod
+    def state_dict(self) -> Any:
+        """What the optimiser remembers."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from what `state_dict` gave."""
+
+
+OPTIMISERS: Registry[Optimiser] = Registry("optimiser")
+DEFAULT = "sgd"
+
+
+def build_optimiser(spec: Mapping[str, Any] | None, parameters: Sequence[Tensor], settings: StepSettings) -> Optimiser:
+    """spec: name and options; None: sgd"""
+    return OPTIMISERS.build(spec or {"name": DEFAULT}, parameters, settings)
+
+
+@OPTIMISERS.register("sgd")
+class SGD(Optimiser):
+    """stochastic gradient descent with momentum
+
+    g <- clip(g) + weight_decay w;  v <- momentum v + g;  w <- w - lr v
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], settings: StepSettings = StepSettings()) -> None:
+        super().__init__(parameters, settings)
+        self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    def update(self, gradients: list[Tensor], lr: float) -> None:
+        if self.settings.weight_decay:
+            torch._foreach_add_(gradients, self.parameters, alpha=self.settings.weight_decay)
+        torch._foreach_mul_(self.velocity, self.settings.momentum)
+        torch._foreach_add_(self.velocity, gradients)
+        torch._foreach_add_(self.parameters, self.velocity, alpha=-lr)
+
     def reset_momentum(self) -> None:
-        """Velocity to zero: after a restart only the new gradients count."""
         torch._foreach_zero_(self.velocity)
 
     def state_dict(self) -> list[Tensor]:
         return self.velocity
 
     def load_state_dict(self, state: Sequence[Tensor]) -> None:
-        for velocity, saved in zip(self.velocity, state, strict=True):
-            velocity.copy_(saved)
+        _copy(self.velocity, state)
 
 
-class Adam:
+@OPTIMISERS.register("adam")
+class Adam(Optimiser):
     """Adam (Kingma & Ba 2015), with torch's defaults
 
-    m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  w <- w - lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps)
-
-    Written out for the same reason as SGD.
+    g <- clip(g) + weight_decay w
+    m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  w <- w - lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + epsilon)
     """
 
-    BETAS = (0.9, 0.999)
-    EPSILON = 1e-8
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = list(parameters)
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        settings: StepSettings = StepSettings(),
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+    ) -> None:
+        if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and epsilon > 0):
+            raise ValueError("beta1 and beta2 lie in [0, 1), and epsilon is larger than 0")
+        super().__init__(parameters, settings)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.mean = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.square = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.steps = 0
 
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """One update from the gradients, which are then dropped."""
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        first, second = self.BETAS
+    def update(self, gradients: list[Tensor], lr: float) -> None:
+        self._decay(gradients, lr)
         self.steps += 1
-        torch._foreach_lerp_(self.mean, gradients, 1 - first)
-        torch._foreach_mul_(self.square, second)
-        torch._foreach_addcmul_(self.square, gradients, gradients, 1 - second)
+        torch._foreach_lerp_(self.mean, gradients, 1 - self.beta1)
+        torch._foreach_mul_(self.square, self.beta2)
+        torch._foreach_addcmul_(self.square, gradients, gradients, 1 - self.beta2)
         scale = torch._foreach_sqrt(self.square)
-        torch._foreach_div_(scale, math.sqrt(1 - second**self.steps))
-        torch._foreach_add_(scale, self.EPSILON)
-        torch._foreach_addcdiv_(self.parameters, self.mean, scale, -lr / (1 - first**self.steps))
-        for parameter in self.parameters:
-            parameter.grad = None
+        torch._foreach_div_(scale, math.sqrt(1 - self.beta2**self.steps))
+        torch._foreach_add_(scale, self.epsilon)
+        torch._foreach_addcdiv_(self.parameters, self.mean, scale, -lr / (1 - self.beta1**self.steps))
+
+    def _decay(self, gradients: list[Tensor], lr: float) -> None:
+        """Weight decay as a part of the gradient, which the moments then see."""
+        del lr
+        if self.settings.weight_decay:
+            torch._foreach_add_(gradients, self.parameters, alpha=self.settings.weight_decay)
+
+    def reset_momentum(self) -> None:
+        """m to zero; v, the scale of the gradients, is kept."""
+        torch._foreach_zero_(self.mean)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "mean": self.mean, "square": self.square}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps = int(state["steps"])
-        for own, saved in ((self.mean, state["mean"]), (self.square, state["square"])):
-            for tensor, value in zip(own, saved, strict=True):
-                tensor.copy_(value)
+        _copy(self.mean, state["mean"])
+        _copy(self.square, state["square"])
+
+
+@OPTIMISERS.register("adamw")
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)
+
+    w <- (1 - lr weight_decay) w, then the step of adam without weight decay
+    """
+
+    def _decay(self, gradients: list[Tensor], lr: float) -> None:
+        """Weight decay on the weights themselves, which the moments do not see."""
+        del gradients
+        if self.settings.weight_decay:
+            torch._foreach_mul_(self.parameters, 1 - lr * self.settings.weight_decay)
+
+
+def _copy(own: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    for tensor, value in zip(own, saved, strict=True):
+        tensor.copy_(value)
 
 
 def scaled_rate(rate: float, batch_size: int, reference: int | None) -> float:

@@ -16,14 +16,15 @@ from oneflare.core.config import Experiment
 from oneflare.core.files import save_state
 from oneflare.data import ClientData, Dataset, Partition
 from oneflare.errors import ConfigError
+from oneflare.nn import PrototypeNetwork
 from oneflare.nn.hardware import Workload, choose_device, choose_precision, precision_name
 from oneflare.simulation.files import RunFiles
 from oneflare.upload import Contract
 
 
 @dataclass(frozen=True)
-class Clients:
-    """Data and jobs of all clients, by number."""
+class Setup:
+    """One experiment with its data at hand: who owns what, and what uploads must look like."""
 
     experiment: Experiment
     files: RunFiles
@@ -31,6 +32,15 @@ class Clients:
     partition: Partition
     contract: Contract
     encoder: nn.Module | None
+    """the encoder that a Python caller gave as a module; None where the experiment names one"""
+
+    def template(self) -> PrototypeNetwork:
+        """A fresh copy of the network that every client begins with."""
+        return shared_start(self.experiment, self.contract, self.encoder)
+
+
+class Clients(Setup):
+    """Data and jobs of all clients, by number."""
 
     def __len__(self) -> int:
         return len(self.partition.indices)
@@ -59,8 +69,7 @@ class Clients:
         if not self.experiment.trains:
             return "float32"
         image, train = self.dataset.image, self.experiment.train
-        network = shared_start(self.experiment, self.contract, self.encoder)
-        workload = Workload(network.encoder, image.channels, image.size)
+        workload = Workload(self.template().encoder, image.channels, image.size)
         return precision_name(choose_precision(train.precision, choose_device(train.device), workload))
 
     def teach(self, observer: Observer) -> None:

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from oneflare import _version
 from oneflare.client.observer import Observer
-from oneflare.core.config import CodeConfig, Experiment, read_yaml
+from oneflare.core.config import CodeConfig, Experiment
+from oneflare.core.layers import read_yaml
 from oneflare.data import Dataset
 from oneflare.errors import ConfigError, RunError
 from oneflare.fusion import UploadSet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from oneflare._version import __version__
 from oneflare.client.files import ClientSummary, snapshot_epochs
 from oneflare.client.observer import Observer
-from oneflare.client.start import make_contract, shared_start
+from oneflare.client.start import make_contract
 from oneflare.core.config import Experiment
-from oneflare.data import Dataset, Partition, split_clients
+from oneflare.data import Dataset, split_clients
 from oneflare.data.partition import partition_of
 from oneflare.fusion import UploadSet, Workspace, build_fusion, without_faulty
 from oneflare.metrics import TimedFusion, evaluate, fuse_timed
-from oneflare.nn import ANCHORS, PrototypeNetwork
+from oneflare.nn import ANCHORS
 from oneflare.nn.hardware import choose_device
-from oneflare.simulation.clients import Clients
+from oneflare.simulation.clients import Clients, Setup
 from oneflare.simulation.collecting import read_uploads
 from oneflare.simulation.engines import call, map_tasks
 from oneflare.simulation.files import RunFiles
@@ -37,19 +37,11 @@ from oneflare.simulation.results import (
     RunResult,
 )
 from oneflare.simulation.training import train_clients, workers_for
-from oneflare.upload import Contract, read_upload
+from oneflare.upload import read_upload
 
 
-@dataclass(frozen=True)
-class Simulation:
-    """One experiment with its data at hand."""
-
-    experiment: Experiment
-    files: RunFiles
-    dataset: Dataset
-    partition: Partition
-    contract: Contract
-    encoder: nn.Module | None
+class Simulation(Setup):
+    """All steps of one experiment: train, collect, fuse and measure."""
 
     @classmethod
     def build(
@@ -74,16 +66,13 @@ class Simulation:
     @cached_property
     def clients(self) -> Clients:
         """Who owns what, and what each is asked to do."""
-        return Clients(self.experiment, self.files, self.dataset, self.partition, self.contract, self.encoder)
+        return Clients(**{item.name: getattr(self, item.name) for item in fields(Setup)})
 
     @property
     def worst_cosine(self) -> float | None:
         """Of the two closest anchors; None without anchors."""
         anchors = ANCHORS.build(self.contract.anchors, len(self.contract.classes), self.contract.dim)
         return None if anchors is None else anchors.worst_cosine
-
-    def template(self) -> PrototypeNetwork:
-        return shared_start(self.experiment, self.contract, self.encoder)
 
     @property
     def public(self) -> Tensor | None:

@@ -13,19 +13,19 @@ from torch import nn
 from oneflare import _version
 from oneflare.client.files import ClientFiles
 from oneflare.client.observer import Observer
-from oneflare.core.config import Experiment, Layer, parse_overrides, read_yaml
-from oneflare.core.files import digest_of, exclusive, read_json, remove_partial, tensor_digest, write_json, write_text
-from oneflare.core.plugins import loaded_plugins, source_of
-from oneflare.core.sourcecode import is_installed
+from oneflare.core.config import Experiment
+from oneflare.core.files import exclusive, read_json, remove_partial, write_json, write_text
+from oneflare.core.layers import Layer, parse_overrides, read_yaml
+from oneflare.core.plugins import loaded_plugins
 from oneflare.core.stopping import AGAIN, NOTHING, UNCHANGED, on_stop
-from oneflare.data import Dataset, data_digest, given_data, load
+from oneflare.data import Dataset, load
 from oneflare.errors import ConfigError, RunError
 from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
-from oneflare.methods.resolve import ARRAYS, given_in_python, resolve
-from oneflare.nn.encoders import CUSTOM
+from oneflare.methods.resolve import given_in_python, resolve
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.files import RunFiles
+from oneflare.simulation.given import Given
 from oneflare.simulation.kept import check_figures, recorded_experiment_code, warn_what_changed
 from oneflare.simulation.results import FusionResult, RunResult
 from oneflare.simulation.simulation import Simulation
@@ -100,48 +100,12 @@ def run(
     """
     if observer is None and (in_notebook() if progress is None else progress):
         observer = LineObserver()
-    dataset = given_data(keywords.get("data"), test)
-    if dataset is not None:
-        keywords["data"] = {"name": ARRAYS, "digest": data_digest(dataset)}
-        if dataset.public is not None:
-            keywords["data"]["public"] = len(dataset.public.labels)
-        if dataset.owners is not None:
-            keywords["partition"] = {"kind": "given", "clients": len(dataset.owners)}
-    encoder = keywords.get("encoder")
-    if not isinstance(encoder, nn.Module):
-        encoder = None
-    else:
-        keywords["encoder"] = {
-            "name": CUSTOM,
-            "kind": type(encoder).__qualname__,
-            "digest": _module_digest(encoder),
-        }
+    given = Given.among(keywords, test)
     layers: list[Layer] = [read_yaml(Path(config))] if config is not None else []
-    experiment = resolve(*layers, parse_overrides(overrides), keywords)
-    if encoder is not None and not experiment.trains:
-        raise ConfigError(
-            f"encoder: method '{experiment.method}' trains no network, so a module of your own would not be used; "
-            "leave it out, or choose a method that trains"
-        )
-    if dataset is not None:
-        dataset = dataset.set_aside(experiment.data.public, experiment.data.seed)
-    if encoder is not None:
-        experiment = _with_source(experiment, encoder)
+    experiment = given.recorded(resolve(*layers, parse_overrides(overrides), keywords | given.settings()))
+    dataset = given.images(experiment)
     folder = choose_folder(experiment, None if out is None else Path(out), observer)
-    return run_experiment(experiment, folder, dataset=dataset, encoder=encoder, observer=observer)
-
-
-def _module_digest(module: nn.Module) -> str:
-    state = module.state_dict()
-    return digest_of([str(module), {name: tensor_digest(tensor.cpu()) for name, tensor in state.items()}])
-
-
-def _with_source(experiment: Experiment, encoder: nn.Module) -> Experiment:
-    """The user's own classes inside an encoder are code that the uploads depend on, as a plugin is."""
-    own = {type(module) for module in encoder.modules() if not is_installed(type(module).__module__)}
-    found = dict(source for source in map(source_of, own) if source is not None)
-    code = experiment.code.model_copy(update={"plugins": dict(sorted({**experiment.code.plugins, **found}.items()))})
-    return experiment.model_copy(update={"code": code})
+    return run_experiment(experiment, folder, dataset=dataset, encoder=given.encoder, observer=observer)
 
 
 def choose_folder(experiment: Experiment, out: Path | None, observer: Observer | None) -> Path:

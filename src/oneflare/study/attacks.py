@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +18,10 @@ from torch import Tensor, nn
 
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
-from oneflare.core.files import write_json, write_text
 from oneflare.core.seeds import derive, numpy_generator
 from oneflare.data import Dataset, load
 from oneflare.errors import UploadError
-from oneflare.fusion import UploadSet, without_faulty
-from oneflare.fusion.trust.suspects import find_suspects
-from oneflare.methods.resolve import resolve
-from oneflare.metrics import evaluate
+from oneflare.fusion import UploadSet
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import Block
 from oneflare.nn.hardware import one_thread
@@ -38,6 +32,7 @@ from oneflare.study.lies import LIES, claiming_more, rewritten
 from oneflare.upload import (
     EVIDENCE,
     STATISTICS,
+    Contents,
     Contract,
     Upload,
     read_tensors,
@@ -232,35 +227,41 @@ def build_scene(experiment: Experiment, folder: Path, attackers: int, observer: 
         run_experiment(experiment, folder / name, dataset=theirs_alone, observer=observer)
         paths = {client: RunFiles(folder / name).client(client).upload for client in who}
         if name == SWAPPED:
-            for client, path in paths.items():
-                target = folder / "claims" / f"{client:03d}.safetensors"
-                paths[client] = rewritten(read_upload(path, contract), target, claiming_more)
+            paths = {
+                client: rewritten(read_upload(path, contract), _place(folder, "claims", client), claiming_more)
+                for client, path in paths.items()
+            }
         poisoned[name] = {client: _received(path, contract) for client, path in paths.items()}
     for name, attack in ATTACKS.items():
         poisoned[name] = {}
         for client, upload in theirs.items():
             network, counts = attack(network_of(honest, upload), counts_of(upload), experiment.seed + client)
-            path = folder / name / f"{client:03d}.safetensors"
-            rest = read_tensors(upload.path, upload.manifest)
-            write_upload(
-                path,
-                network,
-                contract,
-                client=client,
-                counts=counts,
-                epoch=int(upload.manifest["epoch"]),
-                statistics={n.removeprefix(STATISTICS): t for n, t in rest.items() if n.startswith(STATISTICS)},
-                evidence={n.removeprefix(EVIDENCE): t for n, t in rest.items() if n.startswith(EVIDENCE)},
-            )
+            path = _write_poison(_place(folder, name, client), upload, network, contract, counts)
             poisoned[name][client] = _received(path, contract)
     for name, (needed, lie) in LIES.items():
         able = [upload for upload in theirs.values() if any(n.startswith(needed) for n in upload.entries)]
         if able:
-            targets = {upload.client: folder / name / f"{upload.client:03d}.safetensors" for upload in able}
-            poisoned[name] = {
-                upload.client: _received(rewritten(upload, targets[upload.client], lie), contract) for upload in able
-            }
+            lies = {upload.client: rewritten(upload, _place(folder, name, upload.client), lie) for upload in able}
+            poisoned[name] = {client: _received(path, contract) for client, path in lies.items()}
     return Scene(honest, dataset, contract, who, poisoned)
+
+
+def _place(folder: Path, attack: str, client: int) -> Path:
+    return folder / attack / f"{client:03d}.safetensors"
+
+
+def _write_poison(path: Path, honest: Upload, network: PrototypeNetwork, contract: Contract, counts: Tensor) -> Path:
+    """Another network and other counts in the place of a member's own; what else it sends stays."""
+    rest = read_tensors(honest.path, honest.manifest)
+    contents = Contents(
+        client=honest.client,
+        counts=counts,
+        epoch=int(honest.manifest["epoch"]),
+        statistics={n.removeprefix(STATISTICS): t for n, t in rest.items() if n.startswith(STATISTICS)},
+        evidence={n.removeprefix(EVIDENCE): t for n, t in rest.items() if n.startswith(EVIDENCE)},
+    )
+    write_upload(path, network, contract, contents)
+    return path
 
 
 def _received(path: Path, contract: Contract) -> Upload | None:
@@ -284,153 +285,3 @@ def network_of(uploads: UploadSet, upload: Upload) -> PrototypeNetwork:
 def counts_of(upload: Upload) -> Tensor:
     assert upload.counts is not None
     return upload.counts.long()
-
-
-def accuracies(uploads: UploadSet, dataset: Dataset, fusions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Test accuracy of each of these fusions, by its label; members that are at fault are left out."""
-    with one_thread():
-        found, _ = without_faulty(uploads, lambda kept: evaluate(list(fusions.values()), kept, dataset.test))
-    return {label: one.scores.accuracy for label, one in zip(fusions, found, strict=True)}
-
-
-# ---- the study
-
-CROWDS = ((5, 1), (10, 3))
-"""members, attackers among them"""
-ALPHAS = (0.5, 0.05)
-PLAIN, ROBUST = "count_prototypes", "robust_prototypes"
-FUSED: dict[str, dict[str, Any]] = {
-    **{name: {"name": name} for name in ("average", "ensemble", "feature_mean", "iffi", PLAIN, "median_prototypes")},
-    "trimmed_prototypes": {"name": "median_prototypes", "kind": "trimmed"},
-    ROBUST: {"name": ROBUST},
-    "analytic": {"name": "analytic"},
-    "analytic_leave_out": {"name": "analytic", "leave_out": True},
-    "regmean": {"name": "regmean"},
-}
-COLLAPSE = 0.1
-"""loss of accuracy from which on a fusion has collapsed"""
-REMOVED = "attackers known and left out"
-BUDGET: dict[str, Any] = {
-    "data": "digits",
-    "method": "flare",
-    "encoder": {"name": "conv4", "width": 16},
-    "epochs": 20,
-    "train.snapshots": 0,
-    "fusions": PLAIN,
-}
-VEHICLES: dict[str, Any] = {"analytic": {"name": "random_conv", "filters": 8}, "upload.evidence": "gram"}
-"""what uploads hold beside a network, for lies about it"""
-
-
-def attack_study(
-    folder: Path,
-    *,
-    seeds: int = 3,
-    alphas: Sequence[float] = ALPHAS,
-    crowds: Sequence[tuple[int, int]] = CROWDS,
-    settings: Mapping[str, Any] | None = None,
-    observer: Observer | None = None,
-) -> dict[str, Any]:
-    """Accuracy of every fusion under every attack, over seeds; runs that are there are not repeated."""
-    scenes = []
-    for alpha in alphas:
-        for clients, attackers in crowds:
-            rows = []
-            for seed in range(seeds):
-                layer = {"alpha": alpha, "clients": clients, "seed": seed}
-                experiment = resolve(BUDGET, VEHICLES, settings or {}, layer)
-                place = folder / f"a{alpha:g}-c{clients}-s{seed}"
-                scene = build_scene(experiment, place, attackers, observer)
-                rows.append(_measure(scene))
-            scenes.append({"alpha": alpha, "clients": clients, "attackers": attackers, **_summary(rows)})
-    experiment = resolve(BUDGET, VEHICLES, settings or {})
-    return {
-        "data": experiment.data.name,
-        "method": experiment.method,
-        "encoder": experiment.encoder,
-        "epochs": experiment.epochs,
-        "seeds": seeds,
-        "fusions": list(FUSED),
-        "scenes": scenes,
-    }
-
-
-def _measure(scene: Scene) -> dict[str, Any]:
-    """One seed: accuracies by attack and fusion, and who was suspected."""
-    table = {REMOVED: accuracies(scene.without_attackers(), scene.dataset, FUSED)}
-    named: dict[str, list[int]] = {}
-    for attack in scene.attacks:
-        uploads = scene.uploads(attack)
-        table[attack] = accuracies(uploads, scene.dataset, FUSED)
-        with one_thread():
-            named[attack] = sorted(suspect.client for suspect in find_suspects(uploads))
-    turned_away = {attack: scene.refused(attack) for attack in scene.attacks}
-    return {"accuracy": table, "suspects": named, "refused": turned_away, "attackers": list(scene.attackers)}
-
-
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over seeds; how many attackers were named, and how many honest members wrongly."""
-    tried = tuple(rows[0]["suspects"])
-    attacks = (REMOVED, *tried)
-    mean = {
-        attack: {name: statistics.fmean(row["accuracy"][attack][name] for row in rows) for name in FUSED}
-        for attack in attacks
-    }
-    found = {
-        attack: {
-            "attackers": sum(len(row["attackers"]) for row in rows) if attack != NOBODY else 0,
-            "named": sum(len(set(row["suspects"][attack]) & set(row["attackers"])) for row in rows if attack != NOBODY),
-            "refused": sum(len(row["refused"][attack]) for row in rows),
-            "wrongly": sum(
-                len(set(row["suspects"][attack]) - (set(row["attackers"]) if attack != NOBODY else set()))
-                for row in rows
-            ),
-        }
-        for attack in tried
-    }
-    verdicts = {
-        attack: {
-            "plain_loss": mean[NOBODY][PLAIN] - mean[attack][PLAIN],
-            "robust_loss": mean[NOBODY][PLAIN] - mean[attack][ROBUST],
-            "robust_loss_to_removal": mean[REMOVED][PLAIN] - mean[attack][ROBUST],
-            "collapsed": mean[NOBODY][PLAIN] - mean[attack][PLAIN] > COLLAPSE,
-        }
-        for attack in tried
-    }
-    return {"accuracy": mean, "found": found, "verdicts": verdicts, "runs": list(rows)}
-
-
-def attack_tables(content: Mapping[str, Any]) -> str:
-    """The study as Markdown; accuracies in percent."""
-    lines = [
-        "# Poisoned uploads: what each fusion makes of them",
-        "",
-        f"{content['data']}, {content['method']}, {content['encoder']['name']} width {content['encoder']['width']}, "
-        f"{content['epochs']} epochs; test accuracy in percent, mean over {content['seeds']} seeds. "
-        "`refused`: attackers whose uploads are turned away as they are read; `named`: those that are suspected, "
-        "of all; `wrongly`: honest members that are suspected.",
-    ]
-    for scene in content["scenes"]:
-        lines += [
-            "",
-            f"## alpha {scene['alpha']:g}, {scene['attackers']} of {scene['clients']} members attack",
-            "",
-            "| attack | " + " | ".join(content["fusions"]) + " | refused | named | wrongly |",
-            "|---|" + "---|" * (len(content["fusions"]) + 3),
-        ]
-        for attack, row in scene["accuracy"].items():
-            found = scene["found"].get(attack)
-            cells = [f"{100 * row[name]:.1f}" for name in content["fusions"]]
-            counted = ("refused", "named", "wrongly")
-            cells += [_of(found, key) for key in counted] if found else [""] * len(counted)
-            lines.append(f"| {attack} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _of(found: Mapping[str, int], key: str) -> str:
-    return str(found[key]) if key == "wrongly" else f"{found[key]}/{found['attackers']}"
-
-
-def write_study(content: Mapping[str, Any], out: Path) -> None:
-    write_json(out / "attacks.json", content)
-    write_text(out / "attacks.md", attack_tables(content))

@@ -30,10 +30,12 @@ from oneflare.methods.resolve import given_in_python
 from oneflare.models.base import BATCH
 from oneflare.nn import PrototypeNetwork, build_feature_map
 from oneflare.nn.hardware import one_thread
+from oneflare.nn.network import signed_root
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import read_experiment
 from oneflare.upload import Contract, Upload, disclose, shrink
+from oneflare.upload.evidence import DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
 from oneflare.upload.statistics import Statistics, pack, unpack
 
 FALSE_POSITIVES = 0.01
@@ -155,6 +157,24 @@ def statistics_scores(statistics: Statistics, phi: Tensor, labels: Tensor) -> Te
 
 
 @torch.no_grad()
+def density_scores(
+    network: PrototypeNetwork, upload: Upload, images: Tensor, labels: Tensor, contract: Contract
+) -> Tensor:
+    """Minus the squared distance from the class mean, in the covariance that the client measured on its own images.
+
+    An image that was measured cannot lie far out in a direction in which the measured ones hardly vary.
+    """
+    network.eval()
+    part = upload.evidence(DENSITY)
+    features = torch.cat([network.encoder(prepare(some, contract.image)) for some in images.split(BATCH)])
+    apart = signed_root(features).double() - part[DENSITY_MEANS].double()[labels]
+    values, vectors = torch.linalg.eigh(unpack_symmetric(part[WITHIN]))
+    ridge = 1e-3 * float(values.mean()) + 1e-12
+    distance: Tensor = ((apart @ vectors).square() / values.clamp(min=ridge)).sum(1)
+    return -distance
+
+
+@torch.no_grad()
 def guess_from_network(network: PrototypeNetwork, contract: Contract) -> Tensor:
     """`(C,)` shares from how a network answers images that show nothing: it leans to what it saw most."""
     network.eval()
@@ -192,6 +212,9 @@ def audit_run(folder: Path, observer: Observer | None = None) -> Audit:
         if federation.contract.deep:
             observer.stage("attacking networks")
             rows += network_rows(federation, uploads, dataset)
+        if "density" in uploads.offered:
+            observer.stage("attacking densities")
+            rows.append(density_row(federation, uploads, dataset))
         if federation.contract.statistics is not None:
             observer.stage("attacking statistics")
             rows += statistics_rows(federation, uploads, dataset)
@@ -226,6 +249,18 @@ def network_rows(federation: Simulation, uploads: UploadSet, dataset: Dataset) -
             )
         )
     return rows
+
+
+def density_row(federation: Simulation, uploads: UploadSet, dataset: Dataset) -> AuditRow:
+    """The exact moments by class that the fusion `density_ratio` needs; their counts are sent beside them."""
+    scores: list[tuple[Tensor, Tensor]] = []
+    for upload in uploads:
+        network = _network(federation, upload, federation.experiment.upload.dtype)
+        pair = matched(federation.clients.data(upload.client), dataset, federation.experiment.seed, upload.client)
+        if pair is not None:
+            inside, outside = (density_scores(network, upload, *part, federation.contract) for part in pair)
+            scores.append((inside, outside))
+    return AuditRow("densities exact", True, _pooled(scores))
 
 
 def statistics_rows(federation: Simulation, uploads: UploadSet, dataset: Dataset) -> list[AuditRow]:

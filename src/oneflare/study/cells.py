@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oneflare.core.config import Experiment, Layer, merge
+from oneflare.core.config import Experiment
+from oneflare.core.layers import Layer, merge
 from oneflare.errors import ConfigError
 from oneflare.methods.recipes import find_method
 from oneflare.methods.resolve import resolve

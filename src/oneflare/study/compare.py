@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from oneflare.client.observer import Observer
-from oneflare.core.config import Layer
 from oneflare.core.files import digest_of, write_json
+from oneflare.core.layers import Layer
 from oneflare.core.records import read_record, record_to_dict
 from oneflare.core.stopping import AGAIN, on_stop
 from oneflare.errors import ConfigError, RunError

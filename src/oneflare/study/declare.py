@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, model_validator
 
-from oneflare.core.config import Section, merge, read_yaml
+from oneflare.core.config import Section
+from oneflare.core.layers import merge, read_yaml
 from oneflare.core.registry import one_line
 from oneflare.errors import ConfigError, did_you_mean
 

@@ -11,11 +11,24 @@ from torch import Tensor
 
 from oneflare.core.files import digest_of, tensor_digest, write_bytes
 from oneflare.upload import COUNTS, EVIDENCE, MANIFEST, STATISTICS, Upload, read_tensors
-from oneflare.upload.evidence import HEAD, INPUTS, unpack_symmetric
+from oneflare.upload.evidence import (
+    BACKGROUND,
+    BACKGROUND_MEAN,
+    DENSITY,
+    DENSITY_MEANS,
+    HEAD,
+    INPUTS,
+    WITHIN,
+    unpack_symmetric,
+)
 from oneflare.upload.statistics import triangle
 
 REPEATED = 7
 """how often whoever claims more says to have every image"""
+AWAY = 20.0
+"""how far a background is moved, in every coordinate of the features' roots, which are mostly below 3"""
+WIDE = 1e4
+"""times what a covariance is"""
 
 Lie = Callable[[dict[str, Tensor]], None]
 """changes what a finished upload says, in place"""
@@ -51,11 +64,56 @@ def loud_evidence(tensors: dict[str, Tensor]) -> None:
             tensor.mul_(1e6)
 
 
+def far_background(tensors: dict[str, Tensor]) -> None:
+    """a background far from everything, so that every image looks like one of the member's classes"""
+    tensors[EVIDENCE + BACKGROUND_MEAN].add_(AWAY)
+
+
+def wide_background(tensors: dict[str, Tensor]) -> None:
+    """a background that is spread so thinly that every image looks like one of the member's classes"""
+    tensors[EVIDENCE + BACKGROUND].mul_(WIDE)
+
+
+def narrow_background(tensors: dict[str, Tensor]) -> None:
+    """a background so narrow that no image looks like it"""
+    tensors[EVIDENCE + BACKGROUND].div_(WIDE)
+
+
+def wide_classes(tensors: dict[str, Tensor]) -> None:
+    """classes that are everywhere, and a background that is nowhere near"""
+    tensors[EVIDENCE + WITHIN].mul_(100)
+    tensors[EVIDENCE + BACKGROUND].div_(100)
+    tensors[EVIDENCE + BACKGROUND_MEAN].add_(5 * AWAY)
+
+
+def narrow_classes(tensors: dict[str, Tensor]) -> None:
+    """classes so narrow that no image belongs to them: the member says nothing about its own images"""
+    tensors[EVIDENCE + WITHIN].div_(WIDE)
+
+
+def exchanged_densities(tensors: dict[str, Tensor]) -> None:
+    """densities in which every class has another class's mean"""
+    held = (tensors[COUNTS] > 0).nonzero().flatten()
+    means = tensors[EVIDENCE + DENSITY_MEANS]
+    means[held] = means[held].roll(1, 0)
+
+
 LIES: dict[str, tuple[str, Lie]] = {
     "negated_sums": (STATISTICS, negated_sums),
     "exchanged_sums": (STATISTICS, exchanged_sums),
     "indefinite_evidence": (EVIDENCE + INPUTS, indefinite_evidence),
     "loud_evidence": (EVIDENCE + INPUTS, loud_evidence),
+    **{
+        lie.__name__: (EVIDENCE + DENSITY, lie)
+        for lie in (
+            far_background,
+            wide_background,
+            narrow_background,
+            wide_classes,
+            narrow_classes,
+            exchanged_densities,
+        )
+    },
 }
 """attack -> how the tensors are called that it needs, what it does to them"""
 

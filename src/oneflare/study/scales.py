@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oneflare.core.config import Layer, merge
+from oneflare.core.layers import Layer, merge
 from oneflare.errors import ConfigError, did_you_mean
 
 

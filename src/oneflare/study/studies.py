@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from oneflare.client.observer import Observer
-from oneflare.core.config import Layer, merge
 from oneflare.core.files import digest_of, write_json, write_text
+from oneflare.core.layers import Layer, merge
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.methods.resolve import resolve
 from oneflare.study.compare import Comparison, compare_methods

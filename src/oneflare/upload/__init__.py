@@ -14,10 +14,11 @@ from oneflare.upload.contract import (
     PROTOTYPES,
     SIZE_LIMIT,
     STATISTICS,
+    Agreement,
     Contract,
 )
 from oneflare.upload.message import Upload, read_prototypes, read_tensors, read_upload, read_weights
-from oneflare.upload.writing import disclose, seal_upload, shrink, write_upload
+from oneflare.upload.writing import Contents, Disclosure, disclose, seal_upload, shrink, write_upload
 
 __all__ = [
     "COUNTS",
@@ -28,7 +29,10 @@ __all__ = [
     "PROTOTYPES",
     "SIZE_LIMIT",
     "STATISTICS",
+    "Agreement",
+    "Contents",
     "Contract",
+    "Disclosure",
     "Upload",
     "disclose",
     "notes_of",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -35,9 +35,9 @@ SCALE = "#scale"
 """ends the name of the scales that belong to an int8 or int16 tensor"""
 
 
-@dataclass(frozen=True)
-class Contract:
-    """What the server expects of every upload of one federation."""
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What the members of one federation have agreed on: the part of a contract that no network is needed for."""
 
     federation: str
     """digest of the settings all members share"""
@@ -46,40 +46,34 @@ class Contract:
     anchors: dict[str, Any]
     image: ImageSpec
     classes: tuple[str, ...]
-    dim: int
-    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]
-    """encoder tensors: name -> shape, dtype"""
     statistics: Plan | None = None
     deep: bool = True
     """whether uploads hold a trained network"""
     evidence: tuple[str, ...] = ()
     """what clients measure of their networks, see `oneflare.client.evidence`"""
-    evidence_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fixed: FixedPoint | None = None
     """how sums are rounded where only their total may be read; they are plain in simulations, masked in federations"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract(Agreement):
+    """What the server expects of every upload of one federation: what was agreed, and the shapes of every tensor."""
+
+    dim: int
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    """encoder tensors: name -> shape, dtype"""
+    evidence_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     masked: int = 0
     """members of the roster for whom sums are masked; 0: they are plain"""
 
     @classmethod
-    def of(
-        cls,
-        network: PrototypeNetwork,
-        *,
-        federation: str,
-        method: str,
-        encoder: dict[str, Any],
-        anchors: dict[str, Any],
-        image: ImageSpec,
-        classes: tuple[str, ...],
-        statistics: Plan | None = None,
-        deep: bool = True,
-        evidence: tuple[str, ...] = (),
-    ) -> Contract:
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in network.encoder.state_dict().items()}
-        dim = network.prototypes.shape[1]
-        measured = layout(network, evidence)
+    def of(cls, network: PrototypeNetwork, agreed: Agreement) -> Contract:
+        """The contract of a federation whose clients train networks like this one."""
         return cls(
-            federation, method, encoder, anchors, image, classes, dim, shapes, statistics, deep, evidence, measured
+            **{item.name: getattr(agreed, item.name) for item in fields(Agreement)},
+            dim=network.prototypes.shape[1],
+            shapes={name: (tuple(t.shape), t.dtype) for name, t in network.encoder.state_dict().items()},
+            evidence_shapes=layout(network, agreed.evidence),
         )
 
     def encoder_hash(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,35 +37,56 @@ LARGEST_EPSILON = float(1 << 20)
 """a larger budget leaves the counts as they are just the same"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a client has to say beside its network: who it is, and what it measured."""
+
+    client: int
+    counts: Tensor
+    """`(C,)` images of each class"""
+    epoch: int
+    statistics: Mapping[str, Tensor] | None = None
+    """packed, see `oneflare.client.statistics`"""
+    trust: float | None = None
+    """how far the network may be trusted, by the images that the client kept back"""
+    evidence: Mapping[str, Tensor] | None = None
+    """see `oneflare.client.evidence`"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disclosure:
+    """In which form the network and the class counts leave a client."""
+
+    dtype: str = "float32"
+    """number format of the weights: float32, bfloat16 or int8"""
+    counts: str = "exact"
+    """exact, noised or withheld"""
+    epsilon: float = 1.0
+    """privacy budget of noised counts"""
+    words: Words = system_words
+    """where the noise on counts comes from"""
+
+
+EXACT = Disclosure()
+
+
 def write_upload(
     path: Path,
     network: PrototypeNetwork | None,
     contract: Contract,
-    *,
-    client: int,
-    counts: Tensor,
-    epoch: int,
-    words: Words = system_words,
-    counts_mode: str = "exact",
-    counts_epsilon: float = 1.0,
-    dtype: str = "float32",
-    statistics: Mapping[str, Tensor] | None = None,
-    trust: float | None = None,
-    evidence: Mapping[str, Tensor] | None = None,
+    contents: Contents,
+    disclosure: Disclosure = EXACT,
 ) -> None:
-    """Write a client's message; what leaves is decided by `counts_mode` and `dtype`.
-
-    network: None where clients only measure. words: where the noise on counts comes from.
-    statistics: packed, see `oneflare.client.statistics`. evidence: see `oneflare.client.evidence`.
-    """
+    """Write a client's message in the form that `disclosure` says; network: None where clients only measure."""
     tensors: dict[str, Tensor] = {}
     if network is not None:
         for name, tensor in network.encoder.state_dict().items():
-            tensors |= shrink(ENCODER + name, _without_volume(name, tensor.detach().cpu()), dtype)
+            tensors |= shrink(ENCODER + name, _without_volume(name, tensor.detach().cpu()), disclosure.dtype)
         tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
-    tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (statistics or {}).items()}
-    tensors |= {EVIDENCE + name: tensor.contiguous() for name, tensor in (evidence or {}).items()}
-    disclosed = disclose(counts, counts_mode, counts_epsilon, words)
+    tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (contents.statistics or {}).items()}
+    tensors |= {EVIDENCE + name: tensor.contiguous() for name, tensor in (contents.evidence or {}).items()}
+    counts = contents.counts
+    disclosed = disclose(counts, disclosure.counts, disclosure.epsilon, disclosure.words)
     if disclosed is not None:
         tensors[COUNTS] = disclosed
     samples = int(counts.sum()) if disclosed is None else max(1, round(float(disclosed.sum())))
@@ -72,10 +94,10 @@ def write_upload(
         "schema": SCHEMA,
         "federation": contract.federation,
         "method": contract.method,
-        "client": client,
-        "epoch": epoch,
+        "client": contents.client,
+        "epoch": contents.epoch,
         "samples": samples,
-        "counts": counts_mode,
+        "counts": disclosure.counts,
         "classes": list(contract.classes),
         "image": contract.image.to_dict(),
         "encoder": contract.encoder,
@@ -83,7 +105,7 @@ def write_upload(
         "anchors": contract.anchors,
         "dim": contract.dim,
         "statistics": plan_of(contract),
-        "trust": trust,
+        "trust": contents.trust,
         "tensors": {name: tensor_digest(tensor) for name, tensor in sorted(tensors.items())},
     }
     if contract.evidence:

@@ -131,21 +131,20 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     }
     write_json(settings.federation / "flower.json", report)
     _tell(intake, report, observer)
-    least = settings.min_members or sum(name not in removed for name in charter.members) or 1
+    rules = Rules(keep=True, min_members=settings.min_members or None, everybody=True)
+    least = rules.least(charter, files.last(), removed)
     if len(present) < least:
         reasons = "; ".join(gathered.left_out.values())
         raise RunError(
             f"{len(present)} usable uploads, but min-members is {least}; nothing was fused"
             + (f" ({reasons})" if reasons else "")
         )
-    rules = Rules(keep=True, min_members=least)
     fused = fuse_federation(settings.federation, uploads=inbox, rules=rules, test=held_out, observer=observer)
     write_card(fused)
     write_federation_page(fused)
-    for name, fusion in fused.content["fusions"].items():
-        scores = fusion["scores"]
-        measured = f", accuracy {100 * scores['accuracy']:.1f} %" if scores else ""
-        observer.note(f"{name}: {settings.federation / fusion['model']}{measured}")
+    for name, made in fused.content.fusions.items():
+        measured = f", accuracy {100 * made.scores.accuracy:.1f} %" if made.scores else ""
+        observer.note(f"{name}: {settings.federation / made.model}{measured}")
     return fused
 
 

@@ -30,7 +30,7 @@ def read_message(path: Path, kind: str, form: type[Content]) -> Content:
     with open_regular(path, UploadError) as (file, size):
         if size > SIZE_LIMIT:
             raise UploadError(f"{path}: {size:,} bytes exceed the limit of {SIZE_LIMIT:,}; ask for the file again")
-        text = file.read(SIZE_LIMIT)
+        text = file.read(size)
     try:
         content = strict_json(text)
     except ValueError:
@@ -49,7 +49,7 @@ def kind_of(path: Path) -> str | None:
     """What kind of file it says it is; None where it does not say so."""
     try:
         with open_regular(path, UploadError) as (file, size):
-            content: Any = strict_json(file.read(SIZE_LIMIT)) if size <= SIZE_LIMIT else None
+            content: Any = strict_json(file.read(size)) if size <= SIZE_LIMIT else None
     except (ValueError, UploadError):
         return None
     kind = content.get("oneflare") if isinstance(content, dict) else None

@@ -9,7 +9,8 @@ import torch
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion.analytic.discriminant import solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
-from oneflare.fusion.density.ratio import believed_counts, densities
+from oneflare.fusion.densities import member_densities
+from oneflare.fusion.density.ratio import believed_counts, rule_parts
 from oneflare.fusion.trust.sums import doubtful_sums
 from oneflare.fusion.trust.suspects import COUNT_CAP
 from oneflare.fusion.workspace import QUIET, Workspace
@@ -78,6 +79,6 @@ class FlareAnalytic(Fusion):
 
     def _rule(self, uploads: UploadSet) -> Rule:
         if self.networks == "density":
-            return Corroboration.of(*densities(uploads, believed_counts(uploads, COUNT_CAP)))
+            return Corroboration.of(*rule_parts(member_densities(uploads), believed_counts(uploads, COUNT_CAP)))
         trust = torch.tensor([upload.trust or 0.0 for upload in uploads])
         return Redistribution.of(uploads.counts, trust, uploads.prototypes)

@@ -5,35 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oneflare.errors import ConfigError, MemberFault
+from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
+from oneflare.fusion.densities import SHRINKAGE, MemberDensities, member_densities
 from oneflare.fusion.trust.suspects import COUNT_CAP, capped, find_suspects
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.density import DensityRatio, Gaussians
-from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
 
-SHRINKAGE = 0.5
-"""least weight of the multiple of the identity in every covariance; chosen on training images that nobody trained on"""
-PRIOR_IMAGES = 1.0
-"""images that the background's variance counts for in a member's covariance within classes"""
-
-
-def oracle_shrinkage(covariance: Tensor, images: Tensor) -> Tensor:
-    """OAS (Chen et al. 2010): the weight of the identity that is best for a Gaussian sample of this size.
-
-    rho = (tr S^2 + tr^2 S) / ((n + 1)(tr S^2 - tr^2 S / d)), at most 1: the form for large d, as in scikit-learn.
-    `(N, d, d)`, `(N,)` -> `(N,)`
-    """
-    trace, square = covariance.diagonal(dim1=1, dim2=2).sum(1), covariance.square().sum((1, 2))
-    scatter = (square - trace.square() / covariance.shape[1]).clamp(min=1e-30)
-    return ((square + trace.square()) / ((images + 1) * scatter)).clamp(0, 1)
-
-
-def shrunk(covariance: Tensor, images: Tensor, least: float) -> Tensor:
-    """(1 - rho) S + rho tr(S)/d I, with the OAS weight but no less than `least`; `(N, d, d)`"""
-    rho = oracle_shrinkage(covariance, images).clamp(min=least)[:, None, None]
-    mean = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-    return (1 - rho) * covariance + rho * mean * torch.eye(covariance.shape[1], dtype=covariance.dtype)
+Parts = tuple[Tensor, Gaussians, Gaussians, float]
 
 
 @FUSIONS.register("density_ratio")
@@ -44,8 +23,9 @@ class DensityRatioFusion(Fusion):
     a Student density, m_ic and S_i its class means and covariance, b_i and B_i those of its own images destroyed. The
     answer is the class with the largest mean of r_ic over the members that have it, weighted by sqrt(n_ic).
 
-    Members that do not fit the others are left out and named, as `robust_prototypes` does; no single ratio counts for
-    more than d.
+    Members that do not fit the others are left out and named, as `robust_prototypes` does; so are members whose ratios
+    are high for pictures that show nothing. No single ratio counts for more than d, or than three times what is usual
+    for members' own images.
     """
 
     needs = frozenset({"weights", "prototypes", "counts", "density"})
@@ -62,7 +42,9 @@ class DensityRatioFusion(Fusion):
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         suspects = tuple(find_suspects(uploads, self.seed, self.count_cap))
         kept = uploads.without({suspect.client for suspect in suspects if suspect.left_out})
-        rule = DensityRatio.of(*densities(kept, believed_counts(kept, self.count_cap), self.shrinkage))
+        densities = member_densities(kept, self.shrinkage)
+        parts = rule_parts(densities, believed_counts(kept, self.count_cap))
+        rule = DensityRatio.of(*parts, densities.sharpness)
         return Fused(kept.members(rule), suspects=suspects)
 
 
@@ -73,27 +55,7 @@ def believed_counts(uploads: UploadSet, count_cap: float) -> Tensor:
     return counts
 
 
-def densities(
-    uploads: UploadSet, counts: Tensor, shrinkage: float = SHRINKAGE
-) -> tuple[Tensor, Gaussians, Gaussians, float]:
-    """What a density rule is made of, from the members' evidence: weights, classes, background, bound.
-
-    counts: `(N, C)`, as far as they are believed.
-    """
-    parts = [upload.evidence(DENSITY) for upload in uploads]
-    means, middle = (torch.stack([part[name].double() for part in parts]) for name in (DENSITY_MEANS, BACKGROUND_MEAN))
-    within, behind = (torch.stack([unpack_symmetric(part[name]) for part in parts]) for name in (WITHIN, BACKGROUND))
-    images, held = uploads.counts.sum(1), uploads.counts > 0
-    dim = means.shape[2]
-    variance = behind.diagonal(dim1=1, dim2=2).mean(1)
-    for upload, usual in zip(uploads, variance.tolist(), strict=True):
-        if not usual > 0:
-            raise MemberFault(upload.client, f"{upload.path}: its network answers every background image alike")
-    degrees = (images - held.sum(1)).clamp(min=0)
-    prior = PRIOR_IMAGES * variance[:, None, None] * torch.eye(dim, dtype=torch.float64)
-    pooled = (images[:, None, None] * within + prior) / (degrees + PRIOR_IMAGES)[:, None, None]
-    spread = 1 + 1 / uploads.counts.clamp(min=1)  # of a new image around a mean of n
-    classes = Gaussians.of(means, shrunk(pooled, degrees + PRIOR_IMAGES, shrinkage), spread)
-    background = Gaussians.of(middle[:, None], shrunk(behind, images, shrinkage), torch.ones_like(spread[:, :1]))
+def rule_parts(densities: MemberDensities, counts: Tensor) -> Parts:
+    """What a density rule is made of: weights, classes, background, bound. counts: `(N, C)`, as far as believed"""
     say = counts.sqrt()
-    return say / say.sum(0).clamp(min=1e-12), classes, background, float(dim)
+    return say / say.sum(0).clamp(min=1e-12), densities.classes, densities.background, densities.bound

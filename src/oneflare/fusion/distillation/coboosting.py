@@ -12,7 +12,7 @@ from torch import Tensor
 from oneflare.core.seeds import torch_generator
 from oneflare.fusion.base import FUSIONS, UploadSet
 from oneflare.fusion.distillation.datafree import Datafree, DatafreeOptions, DatafreeTraining
-from oneflare.fusion.distillation.public import Named, Weight, divergence
+from oneflare.fusion.distillation.public import OWN_TEACHER, Named, Weight, divergence
 
 
 def difficulty(logits: Tensor, labels: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Coboosting(Datafree):
     def __init__(
         self,
         *,
-        teacher: Named = "count_prototypes",
+        teacher: Named = OWN_TEACHER,
         statistics: Weight = 1.0,
         adversarial: Weight = 0.5,
         perturbation: Weight = 8 / 255,

@@ -16,6 +16,7 @@ from oneflare.core.seeds import torch_generator
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, UploadSet, build_fusion
 from oneflare.fusion.distillation.public import (
+    OWN_TEACHER,
     Batch,
     Count,
     Distillation,
@@ -249,7 +250,7 @@ class DistillDatafree(Datafree):
     def __init__(
         self,
         *,
-        teacher: Named = "count_prototypes",
+        teacher: Named = OWN_TEACHER,
         statistics: Weight = 1.0,
         diversity: Weight = 0.5,
         options: DatafreeOptions = DatafreeOptions(student_steps=20),

@@ -30,6 +30,8 @@ Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
 Start = Literal["average", "fresh"]
 Named = str | dict[str, Any]
+OWN_TEACHER = "density_ratio"
+"""the fusion that a student learns from unless another one is named"""
 
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
@@ -199,11 +201,11 @@ class DistillPublic(Distillation):
     def __init__(
         self,
         *,
-        teacher: Named = "count_prototypes",
+        teacher: Named = OWN_TEACHER,
         steps: Count = 300,
         batch_size: Batch = 64,
         lr: Positive = 1e-3,
-        temperature: Positive = 0.5,
+        temperature: Positive = 1.0,
         start: Start = "average",
         seed: int = 0,
     ) -> None:

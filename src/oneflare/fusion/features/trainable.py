@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
@@ -14,7 +13,7 @@ from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.sums import FeatureSum
 from oneflare.nn import ANCHORS
-from oneflare.nn.optimisers import SGD
+from oneflare.nn.optimisers import SGD, StepSettings
 
 LARGEST_MARGIN = 100.0
 """tau of FedTGP"""
@@ -85,7 +84,7 @@ class TrainablePrototypes(Fusion):
         number, classes, dim = clients.shape
         rows, labels, weights = clients.reshape(-1, dim), torch.arange(classes).repeat(number), say.flatten()
         prototypes = clients.mean(0).clone().requires_grad_()
-        optimiser = SGD([prototypes], momentum=0.9, weight_decay=0.0, clip=math.inf)
+        optimiser = SGD([prototypes], StepSettings(momentum=0.9))
         margin = adaptive_margin(rows[weights > 0], labels[weights > 0], weights[weights > 0])
         with torch.enable_grad():
             for _ in range(self.steps):

@@ -7,6 +7,7 @@ classes. Somebody who lies about labels, signs, sizes or weights breaks at least
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,11 +20,13 @@ from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, UploadSet
 from oneflare.fusion.features.sums import counted_prototypes
 from oneflare.fusion.trust.influence import capped_influence
 from oneflare.fusion.trust.probes import probe_features
+from oneflare.fusion.trust.ratios import false_densities
 from oneflare.fusion.trust.sums import doubtful_sums, loud_evidence
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.members import usable
 from oneflare.models.rules.sums import BoundedFeatureSum
 from oneflare.nn import build_anchors
+from oneflare.upload import Upload
 
 LEAST_MEMBERS = 3
 """with fewer there is no majority that could be right"""
@@ -179,13 +182,17 @@ def _disagreeing(uploads: UploadSet, features: Tensor, judged: Tensor) -> list[S
     anchors = build_anchors(uploads.contract.anchors, *start.shape)
     counts = uploads.counts[judged] if all(upload.counts is not None for upload in uploads) else None
     return judge(
-        [upload.client for upload, chosen in zip(uploads, judged.tolist(), strict=True) if chosen],
+        [upload.client for upload in _chosen(uploads, judged)],
         features[judged],
         uploads.prototypes[judged],
         counts,
         start,
         start if anchors is None else anchors.float(),
     )
+
+
+def _chosen(uploads: UploadSet, judged: Tensor) -> tuple[Upload, ...]:
+    return tuple(upload for upload, chosen in zip(uploads, judged.tolist(), strict=True) if chosen)
 
 
 def find_suspects(
@@ -199,6 +206,7 @@ def find_suspects(
     clients = [upload.client for upload in uploads]
     _, excessive = capped(samples, count_cap)
     found: list[Suspect] = []
+    wrong = {**loud_evidence(uploads), **doubtful_sums(uploads)}
     if uploads.contract.deep:
         features = probe_features(uploads, seed) if features is None else features
         answering = usable(features.flatten(0, 1)).view(len(uploads), -1).all(1)
@@ -206,12 +214,10 @@ def find_suspects(
         found = [Suspect(client, NO_ANSWER, "left out") for client in silent]
         if int(answering.sum()) >= LEAST_MEMBERS:
             found += _disagreeing(uploads, features, answering)
+            answered = dataclasses.replace(uploads, uploads=_chosen(uploads, answering))
+            wrong |= false_densities(answered, features[answering])
     named = {suspect.client for suspect in found}
-    found += [
-        Suspect(who, why, "left out")
-        for who, why in {**loud_evidence(uploads), **doubtful_sums(uploads)}.items()
-        if who not in named
-    ]
+    found += [Suspect(who, why, "left out") for who, why in wrong.items() if who not in named]
     left_out = {suspect.client for suspect in found}
     for index in excessive.nonzero().flatten().tolist():
         if clients[index] not in left_out:

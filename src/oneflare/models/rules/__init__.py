@@ -1,3 +1,3 @@
 """The rules by which the features of all members become one prediction, one file for each family."""
 
-from oneflare.models.rules import density, moments, redistribution, sums, votes  # noqa: F401  (registers)
+from oneflare.models.rules import density, gates, moments, redistribution, sums, votes  # noqa: F401  (registers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,12 @@ class Gaussians:
         centres = torch.einsum("nij,nkj->nki", whitening, means.double())
         return cls(whitening.float(), centres.float(), spread.float(), level.float())
 
+    @classmethod
+    def together(cls, parts: Sequence[Gaussians]) -> Gaussians:
+        """Those of several groups of members as one."""
+        names = ("whitening", "centres", "spread", "level")
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
     def log_densities(self, member: int, roots: Tensor) -> Tensor:
         """`(n, d)` -> `(n, K)`"""
         z, centres = roots @ self.whitening[member].T, self.centres[member]
@@ -56,7 +63,7 @@ class Gaussians:
 @rule
 @dataclass(frozen=True)
 class DensityRatio:
-    """score_c = sum_i w_ic r_ic / sqrt(d), with r_ic = log t(u_i; m_ic, s_ic S_i) - log t(u_i; b_i, B_i)
+    """score_c = beta sum_i w_ic r_ic / sqrt(d), with r_ic = log t(u_i; m_ic, s_ic S_i) - log t(u_i; b_i, B_i)
 
     u_i = root(f_i(x)); r_ic says by how much likelier member i's feature is for an image of class c than for one of
     which the network knows nothing. No member's ratio counts for more than `bound` in either direction.
@@ -76,14 +83,19 @@ class DensityRatio:
     background_level: Tensor
     bound: Tensor
     """`()`"""
+    sharpness: Tensor
+    """`()` beta, which decides how sure the answers are and never which class they name"""
 
     @classmethod
-    def of(cls, weights: Tensor, classes: Gaussians, background: Gaussians, bound: float) -> DensityRatio:
+    def of(
+        cls, weights: Tensor, classes: Gaussians, background: Gaussians, bound: float, sharpness: float = 1.0
+    ) -> DensityRatio:
         return cls(
             weights.float(),
             **{f"classes_{name}": value for name, value in vars(classes).items()},
             **{f"background_{name}": value for name, value in vars(background).items()},
             bound=torch.tensor(bound),
+            sharpness=torch.tensor(sharpness),
         )
 
     @property
@@ -110,7 +122,7 @@ class DensityRatio:
         state[rows] += self.weights[member] * self.ratios(member, features) / features.shape[1] ** 0.5
 
     def finish(self, state: Tensor) -> Tensor:
-        return state
+        return self.sharpness * state
 
 
 @rule
@@ -127,4 +139,4 @@ class Corroboration(DensityRatio):
         state[rows, 1] += self.weights[member] * self.ratios(member, features) / features.shape[1] ** 0.5
 
     def finish(self, state: Tensor) -> Tensor:
-        return state[:, 0] + state[:, 1].log_softmax(1)
+        return state[:, 0] + (self.sharpness * state[:, 1]).log_softmax(1)

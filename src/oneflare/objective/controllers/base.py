@@ -39,7 +39,14 @@ def entropy_lambda(facts: ClientFacts, lambda_min: float, lambda_max: float) -> 
 
 
 class Controller(ABC):
-    """Yields lambda_eff per step; the weights minimise L_local + lambda_eff L_align."""
+    """Decides lambda_eff, the weight of alignment, in every step: the weights minimise L_local + lambda_eff L_align.
+
+    A controller is registered under a name (`@CONTROLLERS.register("mine")`) and chosen by it. The keyword-only
+    parameters of its constructor are its options. A subclass must define `loss`; one that learns also defines `step`,
+    `state_dict` and `load_state_dict`. `oneflare.testing.check_controller` checks what every controller must keep.
+
+    facts: what is known about the client before training, such as its class counts.
+    """
 
     def __init__(self, facts: ClientFacts) -> None:
         self.facts = facts
@@ -52,20 +59,33 @@ class Controller(ABC):
 
     @abstractmethod
     def loss(self, local: Tensor, align: Tensor, progress: float) -> Tensor:
-        """The scalar to run backward on: the weights' loss, plus whatever this rule learns its own state from."""
+        """The scalar that the loop differentiates: the weights' loss, plus whatever this rule learns its state from.
+
+        local: L_local of the batch, a scalar with a graph. align: L_align, the mean squared distance of the prototypes
+        from their targets, a scalar that takes a gradient. For clients that train as one batch of models, both are
+        `(K,)`. progress: the part of training that is done, in [0, 1). Implementations call
+        `record` with lambda before and after its schedule, so that the trace shows both. The state of the rule itself
+        must not receive gradients that are meant for the weights, nor the other way round: detach what is held fixed.
+        """
 
     def step(self) -> None:  # noqa: B027  (a rule without state has nothing to do)
-        """Update the rule's own state from the gradients of the last backward pass."""
+        """Update the rule's own state from the gradients of the last backward pass, and clear those gradients."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed training needs to go on bit for bit; tensors and plain values by name."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state)}")
 
     def record(self, raw: Tensor | float, effective: Tensor | float) -> None:
-        """Remember the latest lambdas and the largest raw one since the last trace, without synchronising."""
+        """Remember the latest lambdas, and the largest raw one since the last trace, for `trace`.
+
+        raw: lambda before the schedule. effective: the weight that alignment had in this step. Tensors are kept as they
+        are and read once per epoch, because reading one waits for the processor that computes it.
+        """
         self._raw, self._effective = raw, effective
         if isinstance(raw, Tensor):
             self._raw_max = torch.maximum(raw, torch.as_tensor(self._raw_max, dtype=raw.dtype))
@@ -73,7 +93,7 @@ class Controller(ABC):
             self._raw_max = max(float(self._raw_max), raw)
 
     def trace(self) -> dict[str, float]:
-        """One row, for the epoch that ends here."""
+        """The figures of the epoch that ends here, by name: the lambdas, and what `trace_state` adds."""
         row = {
             "lambda_raw": float(self._raw),
             "lambda_raw_max": float(self._raw_max),
@@ -84,6 +104,7 @@ class Controller(ABC):
         return row
 
     def trace_state(self) -> dict[str, float]:
+        """Further figures for the trace, by name; a subclass may add its own."""
         return {}
 
 
@@ -91,4 +112,5 @@ CONTROLLERS: Registry[Controller] = Registry("controller")
 
 
 def build_controller(spec: Mapping[str, Any], facts: ClientFacts) -> Controller:
+    """The controller that `spec` names (`{name: ..., option: ...}`), for a client with these facts."""
     return CONTROLLERS.build(spec, facts)

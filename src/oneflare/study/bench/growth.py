@@ -21,7 +21,7 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
-from oneflare.upload import read_upload, write_upload
+from oneflare.upload import Contents, read_upload, write_upload
 
 
 def _in_child(function: str, **arguments: Any) -> dict[str, float]:
@@ -83,7 +83,7 @@ def fuse_once(folder: Path, *, number: int, encoder: Any, images: int = 256) -> 
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
-        write_upload(path, network, federation.contract, client=client, counts=torch.ones(10).long(), epoch=1)
+        write_upload(path, network, federation.contract, Contents(client=client, counts=torch.ones(10).long(), epoch=1))
     started = time.perf_counter()
     uploads = UploadSet(tuple(read_upload(path, federation.contract) for path in paths), federation.contract, network)
     names = ("average", "count_prototypes", "iffi")

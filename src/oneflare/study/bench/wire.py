@@ -21,7 +21,7 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
-from oneflare.upload import read_upload, write_upload
+from oneflare.upload import Contents, Disclosure, read_upload, write_upload
 
 FORMATS = ("float32", "bfloat16", "int8")
 SENT = frozenset({"weights", "prototypes", "counts"})
@@ -84,7 +84,13 @@ def size_ratios() -> dict[str, float]:
             for kind in ("int8", "float32"):
                 path = Path(folder) / kind
                 counts = torch.ones(10).long()
-                write_upload(path, network, federation.contract, client=0, counts=counts, epoch=1, dtype=kind)
+                write_upload(
+                    path,
+                    network,
+                    federation.contract,
+                    Contents(client=0, counts=counts, epoch=1),
+                    Disclosure(dtype=kind),
+                )
                 sizes.append(path.stat().st_size)
         ratios[f"{name} width {width}"] = sizes[0] / sizes[1]
     return ratios
@@ -99,6 +105,12 @@ def _resend(sent: UploadSet, kind: str, folder: Path) -> UploadSet:
             network.prototypes.copy_(prototypes)
         counts = torch.zeros(len(sent.contract.classes)) if upload.counts is None else upload.counts
         path = folder / f"{upload.client}.safetensors"
-        write_upload(path, network, sent.contract, client=upload.client, counts=counts.long(), epoch=1, dtype=kind)
+        write_upload(
+            path,
+            network,
+            sent.contract,
+            Contents(client=upload.client, counts=counts.long(), epoch=1),
+            Disclosure(dtype=kind),
+        )
         uploads.append(read_upload(path, sent.contract))
     return UploadSet(tuple(uploads), sent.contract, sent.template)

@@ -1,0 +1,335 @@
+"""`oneflare server`: the coordinator's commands for a federation by file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oneflare.cli.commands import Json, Overrides, Quiet
+
+if TYPE_CHECKING:
+    from oneflare.data import Split
+    from oneflare.federation.admission import Admission
+    from oneflare.federation.charter import Charter
+
+WAIT_SECONDS = 60.0
+"""for another command that changes the same federation"""
+server = typer.Typer(
+    help="Coordinate a federation: set its terms, admit its members, fuse its model.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
+
+
+@server.command("init")
+def init(
+    folder: Folder,
+    overrides: Overrides = None,
+    classes: Annotated[
+        str,
+        typer.Option(
+            "--classes",
+            help="Names of the classes: with commas between, one per line of a file, or the folders in a folder.",
+        ),
+    ] = "",
+    image_size: Annotated[
+        int, typer.Option("--image-size", help="Images are resized to this many pixels, 8 to 64.")
+    ] = 32,
+    channels: Annotated[int, typer.Option("--channels", help="1 for grey, 3 for colour.")] = 3,
+    mirror: Annotated[bool, typer.Option("--mirror", help="State that a mirrored image keeps its class.")] = False,
+    pixels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pixels",
+            metavar="KEY=VALUE",
+            help="What the numbers in image files mean: bits=12, or low=600 and high=3700, for images of more than 8 "
+            "bits; background=black for transparent places; page=1 for files with several. Repeat.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the federation; default: the name of its folder.")
+    ] = None,
+    member: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--member",
+            help="NAME or NAME=KEY (a public key or its file); may be repeated. Without any, anybody may send.",
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            "--deadline", help="Last day for uploads, such as 2027-01-31; in UTC unless a time zone is given."
+        ),
+    ] = None,
+    use: Annotated[str, typer.Option("--use", help="What the model is for; stated on its card.")] = "",
+    limits: Annotated[str, typer.Option("--limits", help="What the model is not for; stated on its card.")] = "",
+    json: Json = False,
+) -> None:
+    """Write federation.yaml, the terms every member trains under, and say what to send.
+
+    [bold]Examples[/bold]
+
+      oneflare server init lungs --classes normal,pneumonia,covid --image-size 64 --channels 1 --pixels bits=12
+
+      oneflare server init digits --classes 0,1,2,3 --image-size 8 --channels 1 --member north=north.pub epochs=20
+    """
+    from oneflare.cli import show
+    from oneflare.core.files import exclusive
+    from oneflare.core.layers import parse_overrides
+    from oneflare.federation.charter import FILE, new_charter, revised
+    from oneflare.federation.member import upload_size
+    from oneflare.federation.vouching import make_key
+
+    path = folder / FILE
+    _refuse_existing(path)
+    charter = new_charter(
+        name or folder.resolve().name,
+        parse_overrides(overrides or []),
+        classes=_class_names(classes),
+        image={
+            "size": image_size,
+            "channels": channels,
+            "mirror": mirror,
+            "pixels": parse_overrides(pixels) if pixels else None,
+        },
+        deadline=deadline,
+        use=use,
+        limits=limits,
+        members=dict(_member(text) for text in member or []),
+    )
+    with exclusive(folder, wait_seconds=WAIT_SECONDS):
+        _refuse_existing(path)
+        key = make_key(folder)  # after everything else was found right
+        charter = revised(charter, coordinator=key)
+        charter.write(path)
+    size = upload_size(charter)
+    if json:
+        show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size})
+        return
+    _what_to_send(folder, charter, size, signs=key is not None)
+
+
+def _what_to_send(folder: Path, charter: Charter, upload_bytes: float, *, signs: bool) -> None:
+    """After `init`: what was written, what goes to the members, and what they and the coordinator run next."""
+    from oneflare.cli import show
+    from oneflare.cli.show_federation import masked_next_steps
+    from oneflare.federation.charter import FILE, short
+    from oneflare.federation.page import size_text
+    from oneflare.federation.vouching import PRIVATE
+
+    path = folder / FILE
+    until = f" until {charter.deadline:%Y-%m-%d %H:%M %Z}" if charter.deadline else ""
+    show.done(f"wrote {path}: {len(charter.classes)} classes, method {charter.terms.method}")
+    show.done(f"fingerprint {short(charter.fingerprint)}: confirm it with the members by telephone or in person")
+    if signs:
+        show.done(f"{folder / PRIVATE}: your private key, which signs the models. Keep it, copy it to nobody.")
+    else:
+        show.done("Models will not be signed: pip install 'oneflare[sign]' before this command signs them.")
+    if charter.terms.upload.masked is not None:
+        masked_next_steps(folder, path)
+        return
+    show.done(f"\nSend {path} to every member, and nothing else. A member runs:")
+    show.done("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
+    show.done("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
+    show.done(f"and returns NAME.safetensors (about {size_text(upload_bytes)}){until}, by any road. You run:")
+    show.done(f"  oneflare server admit {folder} NAME NAME.pub          # for each key that arrives")
+    show.done(f"  oneflare server fuse {folder} --uploads FOLDER")
+    if not charter.members:
+        show.done("No member is named yet: until one is, anybody's upload counts.")
+
+
+def _refuse_existing(path: Path) -> None:
+    from oneflare.errors import ConfigError
+
+    if path.exists():
+        raise ConfigError(f"{path} exists; its members rely on it, so start another federation in another folder")
+
+
+def _class_names(text: str) -> list[str]:
+    from oneflare.errors import ConfigError
+
+    path = Path(text)
+    if not text:
+        raise ConfigError("--classes: name them, for example --classes cat,dog, or give a file or folder with them")
+    if path.is_dir():
+        return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if path.is_file():
+        try:
+            return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError:
+            raise ConfigError(f"--classes {path}: is not a text file with one name per line") from None
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _member(text: str) -> tuple[str, str | None]:
+    from oneflare.upload.signing import public_key_of
+
+    name, separator, key = text.partition("=")
+    return name, public_key_of(key) if separator else None
+
+
+@server.command("admit")
+def admit(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the member.")],
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KEY", help="Public key of the member, or its file. Without it, the member need not sign."
+        ),
+    ] = None,
+) -> None:
+    """Admit a member, or replace its key; uploads that were made before stay valid if that key signed them.
+
+    [bold]Example[/bold]
+
+      oneflare server admit federation north north.pub
+    """
+    from oneflare.cli import show
+    from oneflare.core.files import exclusive
+    from oneflare.federation.charter import FILE, read_charter, revised
+    from oneflare.upload.signing import check_name, public_key_of
+
+    public = None if key is None else public_key_of(key)
+    check_name(name)
+    read_charter(folder)  # refuses a folder that is no federation's before anything is written there
+    with exclusive(folder, wait_seconds=WAIT_SECONDS):
+        charter = read_charter(folder)
+        changed = revised(charter, members=dict(charter.members) | {name: public})
+        changed.write(folder / FILE)
+    how = "without a key: whoever uses this name is believed" if public is None else f"with key {public}"
+    replaced = charter.members.get(name)
+    instead = f", which replaces {replaced}" if replaced is not None and replaced != public else ""
+    show.done(f"admitted {name} {how}{instead}; members: {', '.join(changed.members)}")
+
+
+@server.command("fuse")
+def fuse(
+    folder: Folder,
+    uploads: Annotated[
+        Path | None, typer.Option("--uploads", help="Folder with the uploads; default: those of the last fusion.")
+    ] = None,
+    add: Annotated[
+        list[Path] | None, typer.Option("--add", help="Add this upload, even after the deadline; may be repeated.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", help="Leave this member out from now on; may be repeated.")
+    ] = None,
+    late: Annotated[bool, typer.Option("--late", help="Accept uploads that were made after the deadline.")] = False,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="For members without a usable upload, keep the upload of the last fusion."),
+    ] = False,
+    min_members: Annotated[
+        int | None,
+        typer.Option(
+            "--min-members",
+            min=1,
+            help="Fuse nothing with fewer members than this. Default: as many as the last fusion had, "
+            "without those who were removed; for the first fusion, all who are admitted.",
+        ),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option("--test", help="Measure the model on these images of yours (class folders or parquet)."),
+    ] = None,
+    releases: Annotated[
+        Path | None,
+        typer.Option("--releases", help="Folder with the members' releases, where sums are masked."),
+    ] = None,
+    check_images: Annotated[
+        Path | None,
+        typer.Option(
+            "--check-images",
+            help="Check the effect of each member on these images of yours (class folders or parquet).",
+        ),
+    ] = None,
+    check_points: Annotated[
+        float,
+        typer.Option(
+            "--check-points",
+            min=0,
+            max=100,
+            help="Percentage of a class's --check-images that a member may cost before --approve is needed.",
+        ),
+    ] = 10.0,
+    approve: Annotated[
+        list[str] | None,
+        typer.Option("--approve", help="Accept this member's effect on --check-images; may be repeated."),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Verify uploads, say who is in, missing or refused and why, and make one model with its card and report.
+
+    Works with any non-empty part of the members, if --min-members allows it. Joining and leaving later give exactly
+    what a fresh fusion gives. The version before this fusion stays in the folder `previous`, except where somebody who
+    was removed is in it.
+
+    [bold]Examples[/bold]
+
+      oneflare server fuse federation --uploads inbox --test held-out
+
+      oneflare server fuse federation --uploads inbox --min-members 2
+
+      oneflare server fuse federation --add late/east.safetensors
+
+      oneflare server fuse federation --remove north
+
+      oneflare server fuse federation --uploads inbox --check-images own-images
+
+      oneflare server fuse federation --releases inbox
+
+    With --check-images the model is also made without each member in turn. A member that costs a class more than
+    --check-points of your images stops the fusion with its name, and nothing is changed, until you --approve or
+    --remove it. Without such images, only members that differ from the others in their numbers are warned about.
+    """
+    from oneflare.cli.progress import Remarks
+    from oneflare.cli.show_federation import told
+    from oneflare.errors import ConfigError
+    from oneflare.federation.charter import read_charter
+    from oneflare.federation.coordinator import Rules, fuse_federation
+    from oneflare.federation.page import write_card, write_federation_page
+
+    charter = read_charter(folder)
+    if approve and check_images is None:
+        raise ConfigError("--approve: nothing is checked without --check-images FOLDER; give both or neither")
+    held_out = None if test is None else _test_images(test, charter, quiet=quiet)
+    admission = None if check_images is None else _admission(check_images, charter, check_points, approve or ())
+    fused = fuse_federation(
+        folder,
+        uploads=uploads,
+        add=add or (),
+        remove=remove or (),
+        rules=Rules(late=late, keep=keep, min_members=min_members, admission=admission, releases=releases),
+        test=held_out,
+        observer=None if quiet else Remarks(),
+    )
+    write_card(fused)
+    write_federation_page(fused)
+    told(fused, json=json, quiet=quiet)
+
+
+def _test_images(folder: Path, charter: Charter, *, quiet: bool) -> Split:
+    """The images that the model is measured on; what is notable about them goes to stderr."""
+    from oneflare.cli import show
+    from oneflare.data.local import read_local
+
+    found = read_local(folder, charter.classes, charter.image.spec())
+    for text in () if quiet else found.notes:
+        show.note(f"note: {text}")
+    return found.split
+
+
+def _admission(folder: Path, charter: Charter, points: float, approved: Sequence[str]) -> Admission:
+    from oneflare.data.local import read_local
+    from oneflare.federation.admission import Admission
+
+    own = read_local(folder, charter.classes, charter.image.spec()).split
+    return Admission(own, points, tuple(approved))

@@ -1,0 +1,145 @@
+"""The members' densities by class and of the background, made from the evidence in their uploads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oneflare.errors import MemberFault
+from oneflare.fusion.base import UploadSet
+from oneflare.models.rules.density import FREEDOM, Gaussians
+from oneflare.nn.network import signed_root
+from oneflare.upload import Upload
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
+
+SHRINKAGE = 0.5
+"""least weight of the multiple of the identity in every covariance; chosen on training images that nobody trained on"""
+PRIOR_IMAGES = 1.0
+"""images that the background's variance counts for in a member's covariance within classes"""
+LEAST_USUAL = 0.05
+"""of d: where members' own images have a smaller ratio, networks know too little for a ratio to be called unusual"""
+SHARPNESS, FALL = 2.2, 0.375
+"""factor and power of `MemberDensities.sharpness`; chosen on training images of CIFAR-10 and SVHN that nobody trained
+on"""
+LEAST_TYPICAL = 0.05
+"""expected ratio / sqrt(d) below which answers get no surer"""
+BOUND = 3.0
+"""a ratio counts for at most so many times what is usual for members' own images"""
+
+
+def oracle_shrinkage(covariance: Tensor, images: Tensor) -> Tensor:
+    """OAS (Chen et al. 2010): the weight of the identity that is best for a Gaussian sample of this size.
+
+    rho = (tr S^2 + tr^2 S) / ((n + 1)(tr S^2 - tr^2 S / d)), at most 1: the form for large d, as in scikit-learn.
+    `(N, d, d)`, `(N,)` -> `(N,)`
+    """
+    trace, square = covariance.diagonal(dim1=1, dim2=2).sum(1), covariance.square().sum((1, 2))
+    scatter = (square - trace.square() / covariance.shape[1]).clamp(min=1e-30)
+    return ((square + trace.square()) / ((images + 1) * scatter)).clamp(0, 1)
+
+
+def shrunk(covariance: Tensor, images: Tensor, least: float) -> Tensor:
+    """(1 - rho) S + rho tr(S)/d I, with the OAS weight but no less than `least`; `(N, d, d)`"""
+    rho = oracle_shrinkage(covariance, images).clamp(min=least)[:, None, None]
+    mean = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    return (1 - rho) * covariance + rho * mean * torch.eye(covariance.shape[1], dtype=covariance.dtype)
+
+
+@dataclass(frozen=True)
+class MemberDensities:
+    """Of N members over C classes, in d dimensions; counts and covariances are as the members claim them."""
+
+    classes: Gaussians
+    background: Gaussians
+    held: Tensor
+    """`(N, C)` whether the member has an image of the class"""
+    means: Tensor
+    """`(N, C, d)` of u by class"""
+    expected: Tensor
+    """`(N, C)` the ratio of a member's own images of each class, by what it claims of them (`expected_ratios`)"""
+
+    def ratios(self, member: int, features: Tensor) -> Tensor:
+        """r of one member, without any bound, `(n, d)` raw features -> `(n, C)`"""
+        roots = signed_root(features)
+        return self.classes.log_densities(member, roots) - self.background.log_densities(member, roots)
+
+    @property
+    def own(self) -> Tensor:
+        """`(N,)` the expected ratio of a member's own images, the mean over its classes, or 0."""
+        own: Tensor = (self.expected * self.held).sum(1) / self.held.sum(1).clamp(min=1)
+        return own
+
+    @property
+    def usual(self) -> float | None:
+        """What is usual for members' own images: the median of `own`; None where the networks know too little."""
+        median = float(self.own.quantile(0.5))
+        return median if math.isfinite(median) and median >= LEAST_USUAL * self.means.shape[2] else None
+
+    @property
+    def bound(self) -> float:
+        """For how much a ratio counts at most: d, or less where members' own images have far smaller ratios."""
+        dim = float(self.means.shape[2])
+        return dim if self.usual is None else min(dim, BOUND * self.usual)
+
+    @property
+    def sharpness(self) -> float:
+        """beta = 2.2 R^(-3/8), with R the median over members and their classes of the expected ratio / sqrt(d).
+
+        An empirical law: the larger the ratios that members expect on their own images, the more of them is owed to
+        features that were fitted to these very images, and the less they mean on others.
+        """
+        if not bool(self.held.any()):
+            return 1.0
+        typical = float(self.expected[self.held].quantile(0.5)) / self.means.shape[2] ** 0.5
+        return float(SHARPNESS * max(typical, LEAST_TYPICAL) ** -FALL)
+
+
+def expected_ratios(classes: Gaussians, background: Gaussians, means: Tensor, within: Tensor) -> Tensor:
+    """`(C,)` the ratio of one member's own images of each class, from their moments alone.
+
+    Around its mean m an image of class c has the covariance S_0 (`within`), so E|W(u - m)|^2 = tr(W S_0 W^T) under the
+    class's density and E|V(u - b)|^2 = tr(V S_0 V^T) + |V m - V b|^2 under the background's, V^T V = B^-1. The ratio is
+    taken at these squared distances. means: `(C, d)`
+    """
+    inside, outside = classes.whitening[0].double(), background.whitening[0].double()
+    near = (inside @ within * inside).sum() / classes.spread[0].double()
+    far = (outside @ within * outside).sum() + (means @ outside.T - background.centres[0].double()).square().sum(1)
+    half = (FREEDOM + inside.shape[1]) / 2
+    known = classes.level[0].double() - half * torch.log1p(near / FREEDOM)
+    ratios: Tensor = known - (background.level[0].double() - half * torch.log1p(far / FREEDOM))
+    return ratios
+
+
+def member_densities(uploads: UploadSet, shrinkage: float = SHRINKAGE) -> MemberDensities:
+    """The densities of every member, from its evidence `density`; one member's covariances in memory at a time."""
+    made = [_one_member(upload, counts, shrinkage) for upload, counts in zip(uploads, uploads.counts, strict=True)]
+    classes, background, means, expected = zip(*made, strict=True)
+    return MemberDensities(
+        Gaussians.together(classes),
+        Gaussians.together(background),
+        uploads.counts > 0,
+        torch.stack(means),
+        torch.stack(expected),
+    )
+
+
+def _one_member(upload: Upload, counts: Tensor, shrinkage: float) -> tuple[Gaussians, Gaussians, Tensor, Tensor]:
+    """Densities of its classes and of its background, class means and expected ratios."""
+    part = upload.evidence(DENSITY)
+    means, middle = part[DENSITY_MEANS].double(), part[BACKGROUND_MEAN].double()
+    within, behind = (unpack_symmetric(part[name])[None] for name in (WITHIN, BACKGROUND))
+    variance = float(behind[0].diagonal().mean())
+    if not variance > 0:
+        raise MemberFault(upload.client, f"{upload.path}: its network answers every background image alike")
+    images = counts.sum()
+    degrees = (images - (counts > 0).sum()).clamp(min=0) + PRIOR_IMAGES
+    prior = PRIOR_IMAGES * variance * torch.eye(means.shape[1], dtype=torch.float64)
+    pooled = (images * within + prior) / degrees
+    spread = 1 + 1 / counts.clamp(min=1)[None]  # of a new image around a mean of n
+    classes = Gaussians.of(means[None], shrunk(pooled, degrees[None], shrinkage), spread)
+    behind = shrunk(behind, images[None], shrinkage)
+    background = Gaussians.of(middle[None, None], behind, torch.ones(1, 1, dtype=torch.float64))
+    return classes, background, means, expected_ratios(classes, background, means, pooled[0])

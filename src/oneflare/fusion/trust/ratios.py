@@ -1,0 +1,90 @@
+"""Finds false densities: members whose ratios win on images that show nothing, or that contradict their own networks.
+
+A density ratio compares a class with a member's own background, and a member states both itself. Whoever moves its
+background away, or makes it very wide or very narrow, is louder than everybody about every image. The server knows
+images of which nobody knows anything (`probes`): there, an honest member's ratio is far below what it is on its own
+images.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oneflare.fusion.base import UploadSet
+from oneflare.fusion.densities import MemberDensities, member_densities
+
+LEAST_MEMBERS = 3
+"""with fewer there is no majority that could be right"""
+KNOWN = 0.75
+"""the ratio of an image that shows nothing may be at most this part of what is usual for members' own images"""
+FIT = 2 / 3
+"""least agreement of a member's class means with its own prototypes, as a part of the median member's"""
+LEAST_FIT = 0.5
+"""of the median member, below which nobody is judged: the networks are hardly trained"""
+
+
+def knows_nothing(densities: MemberDensities, features: Tensor) -> Tensor:
+    """`(N,)` each member's median over the probes of its largest ratio; features `(N, probes, d)`."""
+    found = []
+    for member, held in enumerate(densities.held):
+        ratios = densities.ratios(member, features[member])[:, held]
+        found.append(ratios.amax(1).median() if bool(held.any()) else torch.tensor(-torch.inf))
+    return torch.stack(found)
+
+
+def fit(means: Tensor, prototypes: Tensor) -> float | None:
+    """How well class means of u agree with the prototypes of the same network, in [-1, 1]; None for a single class.
+
+    means, prototypes: `(K, d)` of the classes that the member has. With L the cosines of u|u| and the prototypes, its
+    rows' and columns' means removed: tr L / (|L| sqrt(K - 1)), which is 1 where L is a multiple of the centring matrix.
+    """
+    if len(means) < 2:
+        return None
+    cosines = F.normalize(means * means.abs(), dim=1).double() @ F.normalize(prototypes.double(), dim=1).T
+    centred = cosines - cosines.mean(0) - cosines.mean(1, keepdim=True) + cosines.mean()
+    return float(centred.trace() / (centred.norm() * (len(means) - 1) ** 0.5).clamp(min=1e-12))
+
+
+def false_densities(uploads: UploadSet, features: Tensor) -> dict[int, str]:
+    """Client -> why its densities cannot be those of an honest member; nobody where half or more would be named.
+
+    features: `(N, probes, d)`, finite.
+    """
+    if not {"density", "counts"} <= uploads.offered or len(uploads) < LEAST_MEMBERS:
+        return {}
+    densities = member_densities(uploads)
+    found = {**_contradicting(uploads, densities), **_too_sure(densities, features)}
+    if 2 * len(found) >= len(uploads):
+        return {}
+    return {uploads.uploads[row].client: reason for row, reason in found.items()}
+
+
+def _too_sure(densities: MemberDensities, features: Tensor) -> dict[int, str]:
+    usual = densities.usual
+    if usual is None:
+        return {}
+    parts = (knows_nothing(densities, features) / usual).tolist()
+    return {
+        row: f"its density ratio of pictures that show nothing is {part:.2g} times the usual one of members' own images"
+        for row, part in enumerate(parts)
+        if not part <= KNOWN
+    }
+
+
+def _contradicting(uploads: UploadSet, densities: MemberDensities) -> dict[int, str]:
+    fits = [
+        fit(densities.means[row, held], upload.prototypes[held])
+        for row, (upload, held) in enumerate(zip(uploads, densities.held, strict=True))
+        if upload.prototypes is not None
+    ]
+    judged = [value for value in fits if value is not None]
+    median = float(torch.tensor(judged).median()) if len(judged) >= LEAST_MEMBERS else 0.0
+    if median < LEAST_FIT:
+        return {}
+    return {
+        row: f"its class means agree with its own prototypes by {value:.2f} where {median:.2f} is usual"
+        for row, value in enumerate(fits)
+        if value is not None and not value >= FIT * median
+    }

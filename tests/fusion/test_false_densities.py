@@ -1,0 +1,107 @@
+"""Densities that lie: what an honest member's ratio is, who is named, and for how much a ratio counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from oneflare.fusion import UploadSet, build_fusion
+from oneflare.fusion.densities import BOUND, expected_ratios, member_densities
+from oneflare.fusion.trust.probes import probe_features
+from oneflare.fusion.trust.ratios import KNOWN, false_densities, fit, knows_nothing
+from oneflare.methods.resolve import resolve
+from oneflare.models.rules.density import FREEDOM, Gaussians
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
+from oneflare.simulation.stages import run_experiment
+from oneflare.study.lies import LIES, rewritten
+from oneflare.upload import EVIDENCE, read_upload
+from oneflare.upload.evidence import DENSITY
+
+LOUD = ("far_background", "wide_background", "wide_classes")
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory) -> UploadSet:
+    """Four members that trained long enough to know their own images."""
+    from oneflare.client.observer import Observer
+    from oneflare.data import load
+
+    settings = {"data": "digits", "encoder": {"name": "conv4", "width": 8}, "clients": 4, "alpha": 0.3}
+    experiment = resolve(settings, {"method": "fafi", "fusions": "density_ratio", "epochs": 8, "train.snapshots": 0})
+    folder = tmp_path_factory.mktemp("densities") / "run"
+    run_experiment(experiment, folder)
+    files = RunFiles(folder)
+    run = Simulation.build(experiment, files, load(experiment.data))
+    return run.collect([files.client(client).read_summary() for client in range(4)], Observer())
+
+
+def lying(federation: UploadSet, position: int, name: str, folder) -> UploadSet:
+    honest = federation.uploads[position]
+    path = rewritten(honest, folder / f"{name}-{position}.safetensors", LIES[name][1])
+    sent = read_upload(path, federation.contract)
+    return dataclasses.replace(
+        federation, uploads=tuple(sent if upload is honest else upload for upload in federation.uploads)
+    )
+
+
+def test_honest_members_are_not_suspected_and_know_nothing_of_probes(federation):
+    densities, features = member_densities(federation), probe_features(federation)
+    assert false_densities(federation, features) == {}
+    assert densities.usual is not None
+    assert float(knows_nothing(densities, features).max()) < KNOWN * densities.usual
+
+
+@pytest.mark.parametrize("name", [*LOUD, "exchanged_densities"])
+def test_whoever_lies_about_densities_is_named_and_left_out(federation, tmp_path, name):
+    position = int(torch.tensor([int((upload.counts > 0).sum()) for upload in federation]).argmax())
+    uploads = lying(federation, position, name, tmp_path)
+    client = federation.uploads[position].client
+    found = false_densities(uploads, probe_features(uploads))
+    assert list(found) == [client]
+    word = "agree with its own prototypes" if name == "exchanged_densities" else "of pictures that show nothing"
+    assert word in found[client]
+    fused = build_fusion({"name": "density_ratio"}).fuse(uploads)
+    assert [(one.client, one.treatment) for one in fused.suspects] == [(client, "left out")]
+
+
+def test_lies_about_densities_need_densities():
+    names = {name for name, (needed, _) in LIES.items() if needed == EVIDENCE + DENSITY}
+    assert names == {*LOUD, "narrow_background", "narrow_classes", "exchanged_densities"}
+
+
+def test_the_ratio_of_own_images_is_the_equation():
+    """One member, one class, by hand in two dimensions with diagonal covariances."""
+    within, behind = torch.diag(torch.tensor([1.0, 4.0])), torch.diag(torch.tensor([9.0, 25.0]))
+    mean, middle = torch.tensor([3.0, 5.0]), torch.zeros(2)
+    classes = Gaussians.of(mean[None, None], within[None], torch.tensor([[1.5]]))
+    background = Gaussians.of(middle[None, None], behind[None], torch.ones(1, 1))
+    found = expected_ratios(classes, background, mean[None].double(), within.double())
+    near, far = 2.0, 1 / 9 + 4 / 25 + 9 / 9 + 25 / 25
+    level = -(torch.log(torch.tensor(4.0)) + 2 * torch.log(torch.tensor(1.5))) / 2 + torch.log(torch.tensor(225.0)) / 2
+    half = (FREEDOM + 2) / 2
+    wanted = level - half * (
+        torch.log1p(torch.tensor(near / (FREEDOM * 1.5))) - torch.log1p(torch.tensor(far / FREEDOM))
+    )
+    assert float(found) == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_no_ratio_counts_for_more_than_three_times_the_usual_one(federation):
+    densities = member_densities(federation)
+    assert densities.usual is not None
+    assert densities.bound == pytest.approx(min(densities.means.shape[2], BOUND * densities.usual))
+    hardly = dataclasses.replace(densities, held=torch.zeros_like(densities.held))
+    assert hardly.usual is None
+    assert hardly.bound == densities.means.shape[2]
+
+
+def test_means_fit_prototypes_in_their_order_only():
+    prototypes = torch.eye(4)
+    means = torch.eye(4) * 2 + 0.1
+    assert fit(means, prototypes) == pytest.approx(1.0)
+    assert fit(means.roll(1, 0), prototypes) == pytest.approx(-1 / 3)
+    assert fit(means[:2].flip(0), prototypes[:2]) == pytest.approx(-1.0)
+    assert fit(means[:1], prototypes[:1]) is None
+    assert fit(torch.zeros(3, 4), prototypes[:3]) == 0
