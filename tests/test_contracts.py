@@ -18,11 +18,11 @@ from oneflare.testing import (
     check_source,
 )
 from oneflare.upload.evidence import EVIDENCE
+from oneflare.upload.statistics import FIELDS as STATISTICS
+from oneflare.upload.statistics import parts_for
 
-NEEDS_MORE = {
-    "analytic": {"analytic": {"name": "random_conv", "filters": 8}},
-    "flare_analytic": {"analytic": {"name": "random_conv", "filters": 8}},
-}
+SMALL_MAP = {"name": "random_conv", "filters": 8}
+COMPOSED = {"random_features": {"of": SMALL_MAP, "dim": 40}, "buckets": {"of": SMALL_MAP}}
 
 
 @pytest.mark.parametrize("name", list(CONTROLLERS))
@@ -37,13 +37,14 @@ def test_encoders(name):
 
 @pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name != "none"])
 def test_feature_maps(name):
-    check_feature_map(name, filters=8)
+    check_feature_map(name, **COMPOSED.get(name, {"filters": 8}))
 
 
 @pytest.mark.parametrize("name", [name for name in FUSIONS if not getattr(FUSIONS[name].factory, "trains", False)])
 def test_fusions(name):
-    measured = sorted(build_fusion({"name": name}).needs & set(EVIDENCE))
-    check_fusion(name, settings={"upload.evidence": measured} | NEEDS_MORE.get(name, {}))
+    needs = build_fusion({"name": name}).needs
+    statistics = {"analytic": SMALL_MAP, "upload.statistics": parts_for(needs)} if needs & STATISTICS else {}
+    check_fusion(name, settings={"upload.evidence": sorted(needs & set(EVIDENCE))} | statistics)
 
 
 def test_sources_and_methods():

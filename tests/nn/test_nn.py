@@ -66,6 +66,21 @@ def test_packing_reaches_the_known_optima(classes, dim, best):
     assert torch.equal(rows, build_anchors({"name": "packing", "seed": 3}, classes, dim))
 
 
+def test_many_directions_in_few_dimensions_are_far_apart():
+    """Beyond 256 points: near the bound of Welch (1974), which no arrangement can undercut, and far below random."""
+    rows = build_anchors({"name": "packing"}, 300, 16)
+    random = build_anchors({"name": "random"}, 300, 16)
+    bound = ((300 - 16) / (16 * 299)) ** 0.5
+    assert bound <= worst_cosine(rows) < 1.8 * bound
+    assert worst_cosine(rows) < 0.6 * worst_cosine(random)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(300))
+
+
+@pytest.mark.soak
+def test_a_thousand_classes_have_anchors_in_64_dimensions():
+    assert worst_cosine(build_anchors({"name": "packing"}, 1000, 64)) < 0.17
+
+
 def test_packing_beats_chance_and_depends_on_the_seed():
     found = build_anchors({"name": "packing", "scale": 3.0}, 14, 4)
     assert torch.allclose(found.norm(dim=1), torch.full((14,), 3.0), atol=1e-5)

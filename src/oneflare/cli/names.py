@@ -15,7 +15,7 @@ ROOMS = {
     "SOURCES": "data/sources.py",
     "ENCODERS": "nn/encoders.py",
     "CONTROLLERS": "objective/controllers/*.py",
-    "FEATURE_MAPS": "nn/feature_maps.py",
+    "FEATURE_MAPS": "nn/*_maps.py",
     "ANCHORS": "nn/anchors.py",
     "PARTITIONS": "data/partition.py",
     "SCHEDULES": "core/schedules.py",

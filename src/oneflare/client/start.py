@@ -23,7 +23,7 @@ from oneflare.nn import (
 )
 from oneflare.upload import Agreement, Contract
 from oneflare.upload.masking.fixed_point import FixedPoint
-from oneflare.upload.statistics import Plan, limits_of
+from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_of
 
 
 def make_contract(
@@ -84,7 +84,9 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> P
     privacy = None
     if upload.statistics_epsilon is not None:
         privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
-    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy)
+    parts = DEFAULT_PARTS if upload.statistics is None else upload.statistics
+    components = COMPONENTS if upload.statistics_components is None else upload.statistics_components
+    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
 
 
 def fixed_point(experiment: Experiment, plan: Plan | None, image: ImageSpec) -> FixedPoint | None:

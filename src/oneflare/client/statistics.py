@@ -9,13 +9,28 @@ import torch
 from torch import Tensor
 
 from oneflare.client.job import ClientJob
+from oneflare.client.mixtures import fit_mixtures
 from oneflare.core.noise import Words, discrete_gaussian
 from oneflare.core.privacy import FINEST, Privacy
 from oneflare.data import ClientData
 from oneflare.errors import TrainingError
 from oneflare.nn import FeatureMap, build_feature_map
+from oneflare.upload.class_statistics import pack_classes
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, to_vector
-from oneflare.upload.statistics import Statistics, pack, symmetric
+from oneflare.upload.mixtures import pack_mixtures
+from oneflare.upload.statistics import (
+    CLASS_COVARIANCES,
+    COUNTS,
+    COVARIANCE,
+    MIXTURES,
+    SCALE,
+    SCATTER,
+    SUMS,
+    Plan,
+    Statistics,
+    pack,
+    symmetric,
+)
 
 BLOCK = 512
 """images whose features are in memory at a time"""
@@ -39,9 +54,56 @@ def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | N
         found = measure_fixed(features, data.images, data.labels, classes, fixed)
         return {FIXED: to_vector(found.counts, found.sums, found.gram)}
     if plan.privacy is None:
-        return pack(measure(features, data.images, data.labels, classes), plan.dtype)
+        return exact_statistics(plan, features, data, classes)
     exact = measure_on_lattice(features, data.images, data.labels, classes, plan.privacy)
-    return pack(privatise(exact, plan.privacy, job.noise("statistics")), plan.dtype)
+    return _agreed(pack(privatise(exact, plan.privacy, job.noise("statistics")), plan.dtype), plan)
+
+
+def exact_statistics(plan: Plan, features: FeatureMap, data: ClientData, classes: int) -> dict[str, Tensor]:
+    """The packed statistics that the plan names, without noise.
+
+    Class covariances and mixtures are measured around means and in several passes, so all features of the client are
+    in memory for them; the rest is streamed.
+    """
+    if not {CLASS_COVARIANCES, MIXTURES} & set(plan.parts):
+        if COVARIANCE in plan.parts:
+            return pack(measure(features, data.images, data.labels, classes), plan.dtype)
+        return measure_means(features, data.images, data.labels, classes)
+    phi = torch.cat([features(block) for block in data.images.split(BLOCK)])
+    if not bool(torch.isfinite(phi).all()):
+        raise TrainingError(NOT_FINITE)
+    packed = _of_features(plan, phi, data.labels, classes)
+    if CLASS_COVARIANCES in plan.parts:
+        packed |= pack_classes(phi, data.labels, classes, plan.dtype)
+    if MIXTURES in plan.parts:
+        packed |= pack_mixtures(fit_mixtures(phi, data.labels, classes, plan.components))
+    return packed
+
+
+def _agreed(packed: dict[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+    """Without the covariances that the plan does not name."""
+    left_out = () if COVARIANCE in plan.parts else (SCATTER, SCALE)
+    return {name: tensor for name, tensor in packed.items() if name not in left_out}
+
+
+def measure_means(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) -> dict[str, Tensor]:
+    """The packed sums and counts of each class, streamed."""
+    sums = torch.zeros(classes, features.dim, dtype=torch.float64)
+    for start in range(0, len(images), BLOCK):
+        sums.index_add_(0, labels[start : start + BLOCK], features(images[start : start + BLOCK]).double())
+    if not bool(torch.isfinite(sums).all()):
+        raise TrainingError(NOT_FINITE)
+    return {SUMS: sums.float(), COUNTS: torch.bincount(labels, minlength=classes)}
+
+
+def _of_features(plan: Plan, phi: Tensor, labels: Tensor, classes: int) -> dict[str, Tensor]:
+    """The packed sums and counts of features `(n, D)`, with G where the plan names it."""
+    wide = phi.double()
+    sums = torch.zeros(classes, phi.shape[1], dtype=torch.float64).index_add_(0, labels, wide)
+    counts = torch.bincount(labels, minlength=classes)
+    if COVARIANCE not in plan.parts:
+        return {SUMS: sums.float(), COUNTS: counts}
+    return pack(Statistics(wide.T @ wide, sums, counts.double()), plan.dtype)
 
 
 def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) -> Statistics:

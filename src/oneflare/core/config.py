@@ -231,6 +231,14 @@ class UploadConfig(Section):
     counts: Literal["exact", "noised", "withheld"] = "exact"
     counts_epsilon: float = Field(1.0, ge=1e-6, description="privacy budget of noised counts")
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    statistics: Names | None = Field(
+        None,
+        description="what statistics hold beside the sums and counts of classes: covariance, class_covariances, "
+        "mixtures; default: what the fusions need",
+    )
+    statistics_components: int | None = Field(
+        None, ge=1, le=1000, description="Gaussians in the mixture of a class; default: 10"
+    )
     statistics_dtype: Literal["float32", "int16"] = "float32"
     statistics_epsilon: float | None = Field(
         None, ge=1e-6, description="privacy budget of noised statistics; default: exact"

@@ -16,6 +16,7 @@ from oneflare.federation.identity import Sender, identify
 from oneflare.fusion import offered_fields
 from oneflare.upload import Upload, read_manifest, read_upload
 from oneflare.upload.masking.message import MaskedNote
+from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def verified(path: Path, charter: Charter) -> Upload:
     """Every check on an upload's content, including that it holds what the charter asks for."""
     upload = read_upload(path, charter.masked_contract)
     terms = charter.terms
-    hidden = frozenset() if terms.upload.masked is None else frozenset({"statistics"})
+    hidden = frozenset() if terms.upload.masked is None else STATISTICS_FIELDS
     if hidden:
         _check_masks(path, upload, charter)
     required = offered_fields(

@@ -25,9 +25,11 @@ from oneflare.models.base import GlobalModel, Task
 from oneflare.models.members import Member, MemberModel, Rule
 from oneflare.nn import ENCODERS, PrototypeNetwork
 from oneflare.upload import Contract, Upload
+from oneflare.upload.class_statistics import ClassStatistics
 from oneflare.upload.evidence import EVIDENCE
 from oneflare.upload.evidence import offers as evidence_offers
-from oneflare.upload.statistics import Plan, Statistics
+from oneflare.upload.statistics import DEFAULT_PARTS, ClassMeans, Plan, Statistics
+from oneflare.upload.statistics import offers as statistics_offer
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class UploadSet:
     def offered(self) -> frozenset[str]:
         """The fields that every upload holds, and `public` where there are public images: what `needs` may ask for."""
         own = frozenset.intersection(*(upload.fields for upload in self.uploads))
-        own = own | {"statistics"} if self.total is not None and self.contract.statistics is not None else own
+        if self.total is not None and self.contract.statistics is not None:
+            own |= statistics_offer(self.contract.statistics.parts)
         return own if self.public is None else own | {"public"}
 
     @property
@@ -107,6 +110,21 @@ class UploadSet:
                 "sign a new roster without them: `oneflare server roster`"
             )
         return sum((upload.statistics() for upload in self), Statistics.zeros(plan.dim, len(self.contract.classes)))
+
+    def class_means(self) -> ClassMeans:
+        """The sums and counts of each class over all clients."""
+        if self.contract.masked:
+            total = self.statistics()
+            return ClassMeans(total.sums, total.counts)
+        parts = [upload.class_means() for upload in self]
+        return sum(parts[1:], parts[0])
+
+    def class_statistics(self) -> ClassStatistics:
+        """The statistics of each class over all clients, one upload in memory at a time."""
+        total = self.uploads[0].class_statistics()
+        for upload in self.uploads[1:]:
+            total = total + upload.class_statistics()
+        return total
 
     @property
     def plan(self) -> Plan:
@@ -283,11 +301,12 @@ def offered_fields(
         "weights": deep,
         "prototypes": deep,
         "counts": config.counts != "withheld",
-        "statistics": statistics,
         "calibration": deep and holdout > 0,
         "public": public is not None,
     }
     measured = evidence_offers(config.evidence) if deep else frozenset()
+    if statistics:
+        measured |= statistics_offer(DEFAULT_PARTS if config.statistics is None else config.statistics)
     return frozenset(name for name, offered in offers.items() if offered) | measured
 
 

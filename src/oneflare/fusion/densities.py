@@ -61,6 +61,12 @@ class MemberDensities:
     expected: Tensor
     """`(N, C)` the ratio of a member's own images of each class, by what it claims of them (`expected_ratios`)"""
 
+    def take(self, rows: Tensor) -> MemberDensities:
+        """Those of some members. rows: `(N,)` whether each is among them"""
+        return MemberDensities(
+            self.classes.take(rows), self.background.take(rows), self.held[rows], self.means[rows], self.expected[rows]
+        )
+
     def ratios(self, member: int, features: Tensor) -> Tensor:
         """r of one member, without any bound, `(n, d)` raw features -> `(n, C)`"""
         roots = signed_root(features)
@@ -104,9 +110,11 @@ def expected_ratios(classes: Gaussians, background: Gaussians, means: Tensor, wi
     class's density and E|V(u - b)|^2 = tr(V S_0 V^T) + |V m - V b|^2 under the background's, V^T V = B^-1. The ratio is
     taken at these squared distances. means: `(C, d)`
     """
-    inside, outside = classes.whitening[0].double(), background.whitening[0].double()
-    near = (inside @ within * inside).sum() / classes.spread[0].double()
-    far = (outside @ within * outside).sum() + (means @ outside.T - background.centres[0].double()).square().sum(1)
+    inside, outside = classes.whitening[0], background.whitening[0]
+    within = within.float()
+    near = (inside @ within * inside).sum().double() / classes.spread[0].double()
+    apart = means.float() @ outside.T - background.centres[0]
+    far = (outside @ within * outside).sum().double() + apart.square().sum(1).double()
     half = (FREEDOM + inside.shape[1]) / 2
     known = classes.level[0].double() - half * torch.log1p(near / FREEDOM)
     ratios: Tensor = known - (background.level[0].double() - half * torch.log1p(far / FREEDOM))

@@ -16,7 +16,7 @@ from oneflare.models.checking import check_task
 from oneflare.nn import initial_network
 from oneflare.upload import ENCODER, Agreement, Contract, read_manifest, read_upload
 from oneflare.upload.masking.fixed_point import FixedPoint
-from oneflare.upload.statistics import Plan
+from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, G_B_N, MIXTURES, Plan, offers
 
 
 def is_upload(path: Path) -> bool:
@@ -40,7 +40,14 @@ def model_of_upload(path: Path) -> GlobalModel:
     if contract.masked and not contract.deep:
         raise UploadError(f"{path}: its sums are masked, so that it gives no model alone; use the federation's model")
     uploads = UploadSet((read_upload(path, contract),), contract, network)
-    return build_fusion({"name": "average" if contract.deep else "analytic"}).fuse(uploads).model
+    return build_fusion({"name": _fusion_for(contract)}).fuse(uploads).model
+
+
+def _fusion_for(contract: Contract) -> str:
+    if contract.deep or contract.statistics is None:
+        return "average"
+    offered = offers(contract.statistics.parts)
+    return "analytic" if G_B_N in offered else "fedpft" if MIXTURES in offered else "fedncm"
 
 
 def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
@@ -51,7 +58,8 @@ def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
     plan = manifest.get("statistics")
     if plan is not None:
         privacy = None if plan.get("privacy") is None else Privacy(**plan["privacy"])
-        plan = Plan.of(plan["feature_map"], image.channels, image.size, plan["dtype"], privacy)
+        parts, components = tuple(plan.get("parts", DEFAULT_PARTS)), plan.get("components", COMPONENTS)
+        plan = Plan.of(plan["feature_map"], image.channels, image.size, plan["dtype"], privacy, parts, components)
     contract = Contract.of(
         network,
         Agreement(

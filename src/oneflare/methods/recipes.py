@@ -44,6 +44,7 @@ REUSED = {
     "V13.1": "the log uses this number for the floor as well as for the ceiling",
 }
 STATISTICS = {"name": "random_conv"}
+GH_OFL = "Turazza, Picone and Mamei, ICLR 2026"
 PUBLIC = {"public": 100}
 """images of the public split, unless data.public says otherwise"""
 SERVERS = ["count_prototypes", "feature_mean", "iffi", "ensemble", "average"]
@@ -68,6 +69,19 @@ def _aligned(
         "controller": controller,
         "fusions": _first(fusion),
     }
+
+
+def _published(
+    name: str,
+    summary: str,
+    reference: str,
+    *,
+    features: Mapping[str, Any] = STATISTICS,
+    fusion: Mapping[str, Any] | None = None,
+) -> Method:
+    """A method that only sums features of fixed maps; its fusion has its name unless another is given."""
+    recipe = {"objective": {"terms": {}}, "analytic": features, "fusions": [fusion or {"name": name}]}
+    return Method(name, f"no training: {summary}", "published", recipe, f"{reference}; docs/analytic.md")
 
 
 BASELINES = (
@@ -251,6 +265,29 @@ ANALYTIC = (
     ),
 )
 
+FAMILY = (
+    _published("afl", "least squares on summed statistics", "Zhuang et al., CVPR 2025"),
+    _published("fedcgs", "Gaussians that share the covariance of all images", "Guan, Zhou and Gu, AAAI 2025"),
+    _published("gh_lda", "linear discriminant analysis with a shrunk covariance", GH_OFL),
+    _published("gh_qda", "quadratic discriminant analysis with shrunk covariances of classes", GH_OFL),
+    _published("fisher_mix", "a head trained on Gaussian samples in the Fisher subspace", GH_OFL),
+    _published("fedncm", "the nearest class mean; the smallest upload", "Legate et al., NeurIPS 2023"),
+    _published(
+        "fed3r",
+        "ridge regression on random Fourier features of the map below (Fed3R-RF)",
+        "Fani et al., ICML 2024",
+        features={"name": "random_features", "of": STATISTICS},
+    ),
+    _published("fedpft", "a head trained on samples of Gaussian mixtures", "Beitollahi et al. 2024"),
+    _published(
+        "safle",
+        "ridge regression on one-hot groups of bucketed features of the map below",
+        "Bacellar et al., CVPR 2026",
+        features={"name": "buckets", "of": STATISTICS},
+        fusion={"name": "afl", "ridge": 1000.0},
+    ),
+)
+
 WITH_ADDITIONS = (
     Method(
         "memory_bank",
@@ -298,7 +335,7 @@ WITH_ADDITIONS = (
 )
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *WITH_ADDITIONS)
+    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *FAMILY, *WITH_ADDITIONS)
 }
 
 

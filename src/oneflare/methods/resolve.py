@@ -20,6 +20,8 @@ from oneflare.nn.encoders import CUSTOM
 from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
 from oneflare.upload.evidence import EVIDENCE, LABELLED
+from oneflare.upload.statistics import CLASS_COVARIANCES, DEFAULT_PARTS, MIXTURES, PARTS, parts_for
+from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
 
 ARRAYS = "arrays"
 NAMED_DEFAULTS = {
@@ -74,7 +76,7 @@ def complete(experiment: Experiment) -> Experiment:
         "fusions": tuple(FUSIONS.complete(spec, f"fusion {spec['name']}") for spec in experiment.fusions),
         "train": complete_train(experiment.train),
     }
-    resolved = with_density(experiment.model_copy(update=update))
+    resolved = with_statistics(with_density(experiment.model_copy(update=update)))
     build_controller(resolved.controller, ClientFacts((1, 1)))  # refuses options that contradict each other
     if resolved.controller["name"] != "none" and resolved.anchors["name"] == "none":
         raise ConfigError(
@@ -144,6 +146,19 @@ def with_density(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"upload": measured})
 
 
+def with_statistics(experiment: Experiment) -> Experiment:
+    """With what the named fusions need among the statistics, and no more, unless `upload.statistics` says it."""
+    upload = experiment.upload
+    if upload.statistics is not None or upload.masked is not None or experiment.analytic["name"] == "none":
+        return experiment
+    needs = {need for spec in experiment.fusions for need in build_fusion(spec).needs & STATISTICS_FIELDS}
+    parts = parts_for(needs)
+    if not needs or parts == DEFAULT_PARTS:
+        return experiment
+    chosen = UploadConfig.model_validate(upload.model_dump(exclude_unset=True) | {"statistics": parts})
+    return experiment.model_copy(update={"upload": chosen})
+
+
 def _check_evidence(experiment: Experiment) -> None:
     upload = experiment.upload
     for name in upload.evidence:
@@ -172,8 +187,13 @@ def _check_evidence(experiment: Experiment) -> None:
 def _check_statistics(experiment: Experiment) -> None:
     """Statistics contain the class counts, and their privacy is worth nothing beside what is not private."""
     upload = experiment.upload
+    for name in upload.statistics or ():
+        if name not in PARTS:
+            raise ConfigError(f"upload.statistics: unknown statistics '{name}'{did_you_mean(name, PARTS)}")
     if experiment.analytic["name"] == "none":
         return
+    if upload.masked is not None and upload.statistics not in (None, DEFAULT_PARTS):
+        raise ConfigError("upload.masked: masked sums are G, b and n; leave upload.statistics out, or set covariance")
     if upload.statistics_epsilon is None:
         if upload.counts != "exact" and upload.masked is None:
             raise ConfigError(
@@ -186,5 +206,10 @@ def _check_statistics(experiment: Experiment) -> None:
         )
     elif upload.counts != "withheld":
         raise ConfigError("upload.statistics_epsilon: counts are part of the statistics; set upload.counts=withheld")
+    elif {CLASS_COVARIANCES, MIXTURES} & set(upload.statistics or ()):
+        raise ConfigError(
+            "upload.statistics_epsilon: class_covariances and mixtures cannot be noised; choose fusions that need "
+            "neither, for example fusions=analytic"
+        )
     elif upload.statistics_dtype != "float32":
         raise ConfigError("upload.statistics_epsilon: noised statistics are sent in float32; leave statistics_dtype")

@@ -5,6 +5,7 @@ from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
 from oneflare.models.base import Cost, GlobalModel, SingleModel, Task
 from oneflare.models.loading import load_model
 from oneflare.models.members import Member, MemberModel, logits_of_all, rule
+from oneflare.models.quadratic import QuadraticModel
 
 __all__ = [
     "AnalyticMemberModel",
@@ -13,6 +14,7 @@ __all__ = [
     "GlobalModel",
     "Member",
     "MemberModel",
+    "QuadraticModel",
     "SingleModel",
     "Task",
     "load_model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,28 @@ from oneflare.models.members import Member, MemberModel, Rule
 from oneflare.nn import build_feature_map
 
 
-class AnalyticModel(GlobalModel):
+class FeatureModel(GlobalModel):
+    """A classifier of features phi(x) that need no training; how it classifies them is up to the subclass."""
+
+    kind = "features"
+
+    def __init__(self, task: Task, feature_map: Mapping[str, Any], bound: float | None) -> None:
+        """feature_map: its spec; bound: largest norm of features"""
+        super().__init__(task)
+        self.spec, self.bound = dict(feature_map), bound
+        self.features = build_feature_map(self.spec, task.image.channels, task.image.size, bound)
+
+    @abstractmethod
+    def classify(self, phi: Tensor) -> Tensor:
+        """Logits `(n, C)` of features `(n, D)`."""
+
+    def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        self.check_images(images)
+        parts = [self.classify(self.features(batch)) for batch in images.split(batch_size)]
+        return torch.cat(parts) if parts else torch.empty(0, len(self.task.classes))
+
+
+class AnalyticModel(FeatureModel):
     """phi(x) W + bias, with features phi that need no training."""
 
     kind = "analytic"
@@ -22,20 +44,16 @@ class AnalyticModel(GlobalModel):
     def __init__(
         self, task: Task, feature_map: Mapping[str, Any], bound: float | None, weight: Tensor, bias: Tensor
     ) -> None:
-        """feature_map: its spec; bound: largest norm of features; weight `(D, C)`, bias `(C,)`"""
-        super().__init__(task)
-        self.spec, self.bound = dict(feature_map), bound
-        self.features = build_feature_map(self.spec, task.image.channels, task.image.size, bound)
+        """weight `(D, C)`, bias `(C,)`; the rest as in `FeatureModel`"""
+        super().__init__(task, feature_map, bound)
         self.weight, self.bias = weight, bias
 
     @property
     def cost(self) -> Cost:
         return Cost(self.features.parameters + self.weight.numel() + self.bias.numel(), 1)
 
-    def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
-        self.check_images(images)
-        parts = [self.features(batch) @ self.weight + self.bias for batch in images.split(batch_size)]
-        return torch.cat(parts) if parts else torch.empty(0, len(self.task.classes))
+    def classify(self, phi: Tensor) -> Tensor:
+        return phi @ self.weight + self.bias
 
     def state(self, reference_from: Path | None) -> dict[str, Any]:
         del reference_from

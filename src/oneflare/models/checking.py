@@ -118,9 +118,11 @@ def _check_members(members: Any) -> None:
 def _check_feature_map(state: Mapping[str, Any]) -> None:
     """The options of a feature map, before memory is taken for it, and its bound."""
     _mapping("state.feature_map", state["feature_map"], ("name",))
-    for name, value in state["feature_map"].items():
-        if isinstance(value, int) and name != "seed" and not 0 <= value <= FEATURE_OPTION:
-            raise ValueError(f"state.feature_map.{_shown(name)} is {_shown(value)}, beyond {FEATURE_OPTION}")
+    below = state["feature_map"].get("of")
+    for spec in (state["feature_map"], below if isinstance(below, dict) else {}):
+        for name, value in spec.items():
+            if isinstance(value, int) and name != "seed" and not 0 <= value <= FEATURE_OPTION:
+                raise ValueError(f"state.feature_map.{_shown(name)} is {_shown(value)}, beyond {FEATURE_OPTION}")
     bound = state.get("bound")
     if bound is not None and (type(bound) not in (int, float) or not 0 < bound < math.inf):
         raise ValueError(f"state.bound is {_shown(bound)}, not a finite number above 0")

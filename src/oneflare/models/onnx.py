@@ -16,10 +16,10 @@ from oneflare.core.files import write_bytes
 from oneflare.core.seeds import torch_generator
 from oneflare.data.dataset import normalise
 from oneflare.errors import ConfigError, RunError
-from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
+from oneflare.models.analytic import AnalyticMemberModel, FeatureModel
 from oneflare.models.base import GlobalModel, SingleModel
 from oneflare.models.members import MemberModel, added
-from oneflare.nn.feature_maps import Bounded, RandomConv
+from oneflare.nn.feature_maps import Bounded
 
 TOLERANCE = 1e-4
 """largest difference of a probability between the graph and the model"""
@@ -54,12 +54,12 @@ class Graph(nn.Module):
                 encoder = copy.deepcopy(model.encoder)
                 encoder.load_state_dict(dict(member.weights()))
                 self.encoders.append(encoder.eval())
-        elif not isinstance(model, AnalyticModel):
+        elif not isinstance(model, FeatureModel):
             raise ConfigError(f"a model of kind '{model.kind}' cannot be exported; {REMEDY}")
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model[0]
-        if isinstance(model, AnalyticModel):
+        if isinstance(model, FeatureModel):
             logits = _analytic(model, images)
         elif isinstance(model, SingleModel):
             logits = self.network(normalise(images, self.image)) @ self.network.prototypes.T
@@ -78,16 +78,17 @@ class Graph(nn.Module):
         return model.rule.finish(state)
 
 
-def _analytic(model: AnalyticModel, images: Tensor) -> Tensor:
+def _analytic(model: FeatureModel, images: Tensor) -> Tensor:
     """The analytic logits without the blocks of images that fix its rounding."""
     features = model.features
     inner = features.features if isinstance(features, Bounded) else features
-    if not isinstance(inner, RandomConv):
+    below = getattr(inner, "features", inner)
+    if not hasattr(below, "traced"):
         raise ConfigError(f"features '{model.spec['name']}' cannot be exported; {REMEDY}")
-    phi = inner.traced(images)
+    phi = inner.traced(images)  # type: ignore[attr-defined]
     if isinstance(features, Bounded):
         phi = features.shorten(phi)
-    return phi @ model.weight + model.bias
+    return model.classify(phi)
 
 
 def export_onnx(model: GlobalModel, path: Path) -> Exported:

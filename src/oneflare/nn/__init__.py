@@ -1,5 +1,6 @@
 """Networks: encoders, the prototype head, anchors that prototypes are pulled toward, and fixed feature maps."""
 
+from oneflare.nn import composed_maps  # noqa: F401  (registers)
 from oneflare.nn.anchors import ANCHORS, Anchors, Target, build_anchors, build_target, simplex_etf
 from oneflare.nn.encoders import ENCODERS, build_encoder, check_size, encoder_spec
 from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_map_spec, feature_range

@@ -114,10 +114,12 @@ class Bounded:
 
 
 def feature_map_spec(spec: Mapping[str, Any], flip: bool) -> dict[str, Any]:
-    """The spec with `mirror` decided: mirrored images count where they keep their label."""
+    """The spec with `mirror` decided, also of a map below: mirrored images count where they keep their label."""
     complete = FEATURE_MAPS.complete(spec, "analytic")
     if "mirror" in complete and complete["mirror"] is None:
         complete["mirror"] = flip
+    if "of" in complete:
+        complete["of"] = feature_map_spec(complete["of"], flip)
     return complete
 
 
@@ -281,7 +283,7 @@ def _pool(maps: Tensor, cells: Tensor) -> Tensor:
     """
     rows = maps.flatten(1, 2)
     filled = F.pad(rows, (0, 0, 0, -rows.shape[1] % ALIGNED_ROWS))
-    return torch.bmm(filled, cells.expand(len(maps), -1, -1))[:, : rows.shape[1]].flatten(1)
+    return torch.bmm(filled, cells.expand(maps.shape[0], -1, -1))[:, : rows.shape[1]].flatten(1)
 
 
 def _default_reduction(size: int) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 from oneflare.core.files import digest_of
 from oneflare.core.strict import strict_json
 from oneflare.errors import UploadError
+from oneflare.upload.class_statistics import CLASS_SCATTER, class_complaint
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -34,6 +35,7 @@ from oneflare.upload.contract import (
     present,
 )
 from oneflare.upload.masking.fixed_point import FIXED, from_vector
+from oneflare.upload.mixtures import MEANS, mixture_complaint
 from oneflare.upload.statistics import complaint, limits_of, pack
 from oneflare.upload.tensors import STORED, open_upload
 
@@ -264,5 +266,9 @@ def check_statistics(
         packed = pack(from_vector(packed[FIXED], len(contract.classes), contract.statistics.dim, contract.fixed))
         limits = limits.rounded(contract.fixed.clip, 2.0**-contract.fixed.bits)
     reason = complaint(packed, int(manifest["samples"]), limits, contract.statistics.privacy)
+    if reason is None and CLASS_SCATTER in packed:
+        reason = class_complaint(packed, limits)
+    if reason is None and MEANS in packed:
+        reason = mixture_complaint(packed, limits)
     if reason is not None:
         raise UploadError(f"{path}: statistics.{reason}; the client must write its upload again")

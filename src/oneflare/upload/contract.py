@@ -13,9 +13,11 @@ import torch
 from oneflare.core.files import digest_of
 from oneflare.data import ImageSpec
 from oneflare.nn import PrototypeNetwork
+from oneflare.upload.class_statistics import class_layout
 from oneflare.upload.evidence import layout
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, vector_size
-from oneflare.upload.statistics import Plan, triangle_size
+from oneflare.upload.mixtures import mixture_layout
+from oneflare.upload.statistics import CLASS_COVARIANCES, COVARIANCE, MIXTURES, Plan, triangle_size
 
 SCHEMA = 1
 MANIFEST = "oneflare"
@@ -69,6 +71,8 @@ class Contract(Agreement):
     @classmethod
     def of(cls, network: PrototypeNetwork, agreed: Agreement) -> Contract:
         """The contract of a federation whose clients train networks like this one."""
+        if agreed.statistics is not None:
+            statistics_layout(agreed.statistics, len(agreed.classes))  # refuses what does not fit into an upload
         return cls(
             **{item.name: getattr(agreed, item.name) for item in fields(Agreement)},
             dim=network.prototypes.shape[1],
@@ -114,15 +118,26 @@ def expected_tensors(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, 
         dim = 0 if contract.statistics is None else contract.statistics.dim
         expected[STATISTICS + (MASKED if contract.masked else FIXED)] = ((vector_size(classes, dim),), False)
     elif contract.statistics is not None:
-        dim, scatter = contract.statistics.dim, STATISTICS + "scatter"
-        expected |= {
-            scatter: ((triangle_size(dim),), contract.statistics.dtype == "float32"),
-            STATISTICS + "sums": ((classes, dim), True),
-            STATISTICS + "counts": ((classes,), False),
-        }
-        if contract.statistics.dtype == "int16":
-            expected[scatter + SCALE] = ((dim,), True)
+        layout = statistics_layout(contract.statistics, classes)
+        expected |= {STATISTICS + name: wanted for name, wanted in layout.items()}
     return expected
+
+
+def statistics_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """name -> shape, whether floating, of what a plan sends; refused where no upload could hold it"""
+    layout: dict[str, tuple[tuple[int, ...], bool]] = {
+        "sums": ((classes, plan.dim), True),
+        "counts": ((classes,), False),
+    }
+    if COVARIANCE in plan.parts:
+        layout["scatter"] = ((triangle_size(plan.dim),), plan.dtype == "float32")
+        if plan.dtype == "int16":
+            layout["scatter" + SCALE] = ((plan.dim,), True)
+    if CLASS_COVARIANCES in plan.parts:
+        layout |= class_layout(plan, classes)
+    if MIXTURES in plan.parts:
+        layout |= mixture_layout(plan, classes)
+    return layout
 
 
 def present(spec: Mapping[str, Any]) -> dict[str, Any]:

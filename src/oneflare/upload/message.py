@@ -27,6 +27,7 @@ from oneflare.upload.checking import (
     parse_manifest,
     read_header,
 )
+from oneflare.upload.class_statistics import CLASS_SCATTER, ClassStatistics, unpack_classes
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -44,7 +45,18 @@ from oneflare.upload.evidence import FIELDS as EVIDENCE_FIELDS
 from oneflare.upload.evidence import complaint as evidence_complaint
 from oneflare.upload.evidence import offers
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, from_vector
-from oneflare.upload.statistics import Statistics, unpack
+from oneflare.upload.mixtures import Mixtures, unpack_mixtures
+from oneflare.upload.statistics import (
+    CLASS_COVARIANCES,
+    DEFAULT_PARTS,
+    G_B_N,
+    MIXTURES,
+    ClassMeans,
+    Statistics,
+    unpack,
+)
+from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
+from oneflare.upload.statistics import offers as statistics_offer
 from oneflare.upload.tensors import StoredTensor, copied_tensors, open_upload, tensor_entries
 
 
@@ -98,16 +110,21 @@ class Upload:
             "weights": self.prototypes is not None,
             "prototypes": self.prototypes is not None,
             "counts": self.counts is not None,
-            "statistics": self.manifest.get("statistics") is not None and self.manifest.get("masked") is None,
             "calibration": self.trust is not None,
         }
-        return frozenset(name for name, offered in held.items() if offered) | offers(
-            self.manifest.get("evidence") or ()
-        )
+        measured = offers(self.manifest.get("evidence") or ())
+        return frozenset(name for name, offered in held.items() if offered) | measured | self._statistics_fields
+
+    @property
+    def _statistics_fields(self) -> frozenset[str]:
+        plan = self.manifest.get("statistics")
+        if plan is None or self.manifest.get("masked") is not None:
+            return frozenset()
+        return statistics_offer(plan.get("parts", DEFAULT_PARTS))
 
     def needed_bytes(self, needs: frozenset[str]) -> int:
         """Size of the tensors that a fusion with these needs reads."""
-        needs = needs | offers(needs)
+        needs = needs | offers(needs) | ({G_B_N} if needs & STATISTICS_FIELDS else frozenset())
         return sum(entry.end - entry.start for name, entry in self.entries.items() if _field_of(name) in needs)
 
     @property
@@ -117,15 +134,43 @@ class Upload:
         return None if value is None else float(value)
 
     def statistics(self) -> Statistics:
-        """The analytic statistics."""
+        """The analytic statistics G, b and n."""
+        packed = self._packed(G_B_N)
+        if FIXED in packed:
+            return self._fixed(packed)
+        return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(packed)
+
+    def class_means(self) -> ClassMeans:
+        """The sums and counts of each class alone."""
+        packed = self._packed("class_means")
+        if FIXED in packed:
+            found = self._fixed(packed)
+            return ClassMeans(found.sums, found.counts)
+        return ClassMeans.of(packed)
+
+    def class_statistics(self) -> ClassStatistics:
+        """The statistics of each class."""
+        return unpack_classes(self._packed(CLASS_COVARIANCES))
+
+    def mixtures(self) -> Mixtures:
+        """The Gaussian mixtures of each class."""
+        return unpack_mixtures(self._packed(MIXTURES))
+
+    def _packed(self, field: str) -> dict[str, Tensor]:
+        """The tensors of the statistics, without their prefix, of an upload that offers this field."""
         tensors = self._tensors(STATISTICS)
-        if "statistics" not in self.fields:
-            hidden = self.manifest.get("masked") is not None
-            remedy = "only their total can be read" if hidden else "set analytic=random_conv for all clients"
-            raise UploadError(f"{self.path}: holds no {'plain ' if hidden else ''}statistics; {remedy}")
-        packed = {name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()}
-        if FIXED not in packed:
-            return unpack(packed)
+        if self.manifest.get("masked") is not None:
+            raise UploadError(f"{self.path}: holds no plain statistics; only their total can be read")
+        if not tensors:
+            raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
+        if field not in self.fields:
+            raise UploadError(
+                f"{self.path}: its statistics hold no {field}; name it in upload.statistics for all clients"
+            )
+        return {name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()}
+
+    def _fixed(self, packed: Mapping[str, Tensor]) -> Statistics:
+        """The statistics whose sums are plain fixed-point numbers."""
         classes, dim = len(self.manifest["classes"]), int(self.manifest["statistics"]["dim"])
         return from_vector(packed[FIXED], classes, dim, FixedPoint.of(self.manifest["fixed"]))
 

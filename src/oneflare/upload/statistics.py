@@ -6,13 +6,17 @@ With features phi `(D,)` and classes c a client sends
 
 The sum over clients is the same whoever holds which image, so what the server solves from it does not depend on the
 split; a client joins by adding its statistics and leaves by subtracting them.
+
+b_c and n_c are always sent. What else is, the members agree on (`Plan.parts`): `covariance`, which is G;
+`class_covariances` (`oneflare.upload.class_statistics`), from which G follows; `mixtures`
+(`oneflare.upload.mixtures`), which do not add up and are kept side by side.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,20 +31,48 @@ SCATTER = "scatter"
 SCALE = "scatter#scale"
 SUMS = "sums"
 COUNTS = "counts"
+COVARIANCE = "covariance"
+CLASS_COVARIANCES = "class_covariances"
+MIXTURES = "mixtures"
+PARTS = (COVARIANCE, CLASS_COVARIANCES, MIXTURES)
+DEFAULT_PARTS = (COVARIANCE,)
+COMPONENTS = 10
+"""of a mixture, unless the members agree on another number"""
+CLASS_MEANS = "class_means"
+G_B_N = "statistics"
+FIELDS = frozenset({CLASS_MEANS, G_B_N, CLASS_COVARIANCES, MIXTURES})
+"""what fusions may need of statistics"""
 INT16_STEPS = 32767
 VANISHING = 1e-12
 """a feature whose variance is below this part of its square is constant"""
 
 
+def offers(parts: Collection[str]) -> frozenset[str]:
+    """What fusions can have of statistics with these parts; G follows from the covariances of all classes."""
+    both = {G_B_N} if {COVARIANCE, CLASS_COVARIANCES} & set(parts) else set()
+    return frozenset({CLASS_MEANS, *both, *({CLASS_COVARIANCES, MIXTURES} & set(parts))})
+
+
+def parts_for(needs: Collection[str]) -> tuple[str, ...]:
+    """The parts with which uploads offer these fields, and no more than that."""
+    wanted = {CLASS_COVARIANCES, MIXTURES} & set(needs)
+    if G_B_N in needs and CLASS_COVARIANCES not in needs:
+        wanted.add(COVARIANCE)
+    return tuple(part for part in PARTS if part in wanted)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What all members agreed on: which features, how precise, how private."""
+    """What all members agreed on: which features, which sums of them, how precise, how private."""
 
     feature_map: dict[str, Any]
     fingerprint: str
     dim: int
     dtype: str = "float32"
     privacy: Privacy | None = None
+    parts: tuple[str, ...] = DEFAULT_PARTS
+    components: int = COMPONENTS
+    """K of the mixtures"""
 
     @classmethod
     def of(
@@ -50,11 +82,14 @@ class Plan:
         size: int,
         dtype: str = "float32",
         privacy: Privacy | None = None,
+        parts: tuple[str, ...] = DEFAULT_PARTS,
+        components: int = COMPONENTS,
     ) -> Plan:
         features = build_feature_map(feature_map, channels, size, None if privacy is None else privacy.clip)
-        numbers = features.dim * (features.dim + 1) // 2
-        check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
-        return cls(feature_map, features.fingerprint(), features.dim, dtype, privacy)
+        if COVARIANCE in parts:
+            numbers = triangle_size(features.dim)
+            check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
+        return cls(feature_map, features.fingerprint(), features.dim, dtype, privacy, parts, components)
 
     @property
     def bound(self) -> float | None:
@@ -62,7 +97,35 @@ class Plan:
         return None if self.privacy is None else self.privacy.clip
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For manifests. Parts that every plan once had are left out, so that uploads of then are still read."""
+        content = asdict(self) | {"parts": list(self.parts)}
+        if MIXTURES not in self.parts:
+            del content["components"]
+        if self.parts == DEFAULT_PARTS:
+            del content["parts"]
+        return content
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Sums and counts of each class, float64: the part of statistics that is always sent."""
+
+    sums: Tensor
+    """`(C, D)` rows b_c"""
+    counts: Tensor
+    """`(C,)` n_c"""
+
+    def __add__(self, other: ClassMeans) -> ClassMeans:
+        return ClassMeans(self.sums + other.sums, self.counts + other.counts)
+
+    @property
+    def means(self) -> Tensor:
+        """`(C, D)` m_c, 0 for a class without images"""
+        return self.sums / self.counts.clamp(min=1)[:, None]
+
+    @classmethod
+    def of(cls, packed: Mapping[str, Tensor]) -> ClassMeans:
+        return cls(packed[SUMS].double(), packed[COUNTS].double())
 
 
 @dataclass(frozen=True)
@@ -212,7 +275,7 @@ def complaint(
         return _noised_complaint(packed, counts, samples, privacy)
     if sum(counts) != samples:
         return f"counts add up to {sum(counts)} images, the manifest says {samples}"
-    return _sums_complaint(packed, limits) or _scatter_complaint(packed, limits)
+    return _sums_complaint(packed, limits) or (_scatter_complaint(packed, limits) if SCATTER in packed else None)
 
 
 def _sums_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str | None:
@@ -300,6 +363,8 @@ def _noised_complaint(packed: Mapping[str, Tensor], counts: list[int], samples: 
     if bool((lengths > (1 + SLACK) * allowed).any()):
         label = int((lengths / allowed).argmax())
         return f"sums has a class of length {float(lengths[label]):.3g}, more than {float(allowed[label]):.3g}"
+    if SCATTER not in packed:
+        return None
     gram = unpack(packed).gram / bound**2
     images = sum(counts) + len(counts) * missing
     cut = dim if SCALE in packed else math.sqrt(dim)

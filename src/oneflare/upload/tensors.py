@@ -21,7 +21,10 @@ from torch import Tensor
 from oneflare.core.files import open_regular
 from oneflare.errors import UploadError
 
-STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8}
+STORED = {
+    "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
+    "I64": torch.int64, "I16": torch.int16, "I8": torch.int8,
+}  # fmt: skip
 """the types that uploads may hold, by their names in a header"""
 
 

@@ -137,15 +137,22 @@ class Spectrum:
         """
         gy, gg = self.left_out(ridge) or self.moments(ridge)
         means = gy / self.prior  # column c: mean of g in class c
-        within = gg - means @ (self.prior[:, None] * means.T)
-        values, vectors = torch.linalg.eigh((within + within.T) / 2)
-        generator = torch_generator(0, "simulated images")
-        labels = torch.multinomial(self.prior, SIMULATED, replacement=True, generator=generator)
-        normal = torch.randn(SIMULATED, len(self.prior) + FREEDOM, dtype=torch.float64, generator=generator)
-        noise, chi = normal[:, FREEDOM:], normal[:, :FREEDOM].square().sum(1, keepdim=True)
-        noise = noise * math.sqrt(FREEDOM - 2) / chi.sqrt()  # unit variance
-        root = vectors * values.clamp(min=0).sqrt() @ vectors.T  # symmetric, so that the sign of a vector is no matter
-        return means.T[labels] + noise @ root, labels
+        return simulated_scores(means.T, gg - means @ (self.prior[:, None] * means.T), self.prior)
+
+
+def simulated_scores(means: Tensor, within: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores `(SIMULATED, k)` of pseudo images from Student's t, and their labels.
+
+    means: `(C, k)` of each class; within: `(k, k)` covariance within classes; prior: `(C,)`
+    """
+    values, vectors = torch.linalg.eigh((within + within.T) / 2)
+    generator = torch_generator(0, "simulated images")
+    labels = torch.multinomial(prior, SIMULATED, replacement=True, generator=generator)
+    normal = torch.randn(SIMULATED, means.shape[1] + FREEDOM, dtype=torch.float64, generator=generator)
+    noise, chi = normal[:, FREEDOM:], normal[:, :FREEDOM].square().sum(1, keepdim=True)
+    noise = noise * math.sqrt(FREEDOM - 2) / chi.sqrt()  # unit variance
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T  # symmetric, so that the sign of a vector is no matter
+    return means[labels] + noise @ root, labels
 
 
 def inverse_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -40,9 +40,12 @@ class DensityRatioFusion(Fusion):
         self.shrinkage, self.count_cap, self.seed = shrinkage, count_cap, seed
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
-        suspects = tuple(find_suspects(uploads, self.seed, self.count_cap))
-        kept = uploads.without({suspect.client for suspect in suspects if suspect.left_out})
-        densities = member_densities(kept, self.shrinkage)
+        densities = member_densities(uploads, self.shrinkage)
+        suspects = tuple(find_suspects(uploads, self.seed, self.count_cap, densities=densities))
+        left_out = {suspect.client for suspect in suspects if suspect.left_out}
+        kept = uploads.without(left_out)
+        if left_out:
+            densities = densities.take(torch.tensor([upload.client not in left_out for upload in uploads]))
         parts = rule_parts(densities, believed_counts(kept, self.count_cap))
         rule = DensityRatio.of(*parts, densities.sharpness)
         return Fused(kept.members(rule), suspects=suspects)

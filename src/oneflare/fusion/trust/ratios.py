@@ -47,14 +47,14 @@ def fit(means: Tensor, prototypes: Tensor) -> float | None:
     return float(centred.trace() / (centred.norm() * (len(means) - 1) ** 0.5).clamp(min=1e-12))
 
 
-def false_densities(uploads: UploadSet, features: Tensor) -> dict[int, str]:
+def false_densities(uploads: UploadSet, features: Tensor, densities: MemberDensities | None = None) -> dict[int, str]:
     """Client -> why its densities cannot be those of an honest member; nobody where half or more would be named.
 
-    features: `(N, probes, d)`, finite.
+    features: `(N, probes, d)`, finite; densities: of the same members, if they are known already.
     """
     if not {"density", "counts"} <= uploads.offered or len(uploads) < LEAST_MEMBERS:
         return {}
-    densities = member_densities(uploads)
+    densities = member_densities(uploads) if densities is None else densities
     found = {**_contradicting(uploads, densities), **_too_sure(densities, features)}
     if 2 * len(found) >= len(uploads):
         return {}

@@ -17,7 +17,7 @@ from torch import Tensor
 from oneflare.core.seeds import torch_generator
 from oneflare.fusion.base import UploadSet
 from oneflare.upload.evidence import INPUTS, unpack_symmetric
-from oneflare.upload.statistics import Statistics
+from oneflare.upload.statistics import G_B_N, Statistics
 
 SKETCH = 32
 """dimensions in which class means are compared"""
@@ -133,6 +133,8 @@ def doubtful_sums(uploads: UploadSet) -> dict[int, str]:
     if uploads.contract.masked or uploads.contract.statistics is None:
         return {}
     if uploads.plan.privacy is not None or len(uploads) < LEAST_HOLDERS:
+        return {}
+    if G_B_N not in uploads.offered:  # without covariances nobody knows how far a mean may be off
         return {}
     found = reasons([Sketch.of(upload.statistics()) for upload in uploads], uploads.contract.classes)
     return {uploads.uploads[member].client: reason for member, reason in found.items()}

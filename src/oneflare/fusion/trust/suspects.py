@@ -17,6 +17,7 @@ from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, UploadSet
+from oneflare.fusion.densities import MemberDensities
 from oneflare.fusion.features.sums import counted_prototypes
 from oneflare.fusion.trust.influence import capped_influence
 from oneflare.fusion.trust.probes import probe_features
@@ -196,11 +197,15 @@ def _chosen(uploads: UploadSet, judged: Tensor) -> tuple[Upload, ...]:
 
 
 def find_suspects(
-    uploads: UploadSet, seed: int = 0, count_cap: float = COUNT_CAP, features: Tensor | None = None
+    uploads: UploadSet,
+    seed: int = 0,
+    count_cap: float = COUNT_CAP,
+    features: Tensor | None = None,
+    densities: MemberDensities | None = None,
 ) -> list[Suspect]:
     """Members whose uploads do not fit the others', with the reason; nothing but uploads is looked at.
 
-    features: of the probes, if they are known already.
+    features: of the probes, if they are known already; densities: of the members, if they are.
     """
     samples = torch.tensor([float(upload.samples) for upload in uploads])
     clients = [upload.client for upload in uploads]
@@ -215,7 +220,8 @@ def find_suspects(
         if int(answering.sum()) >= LEAST_MEMBERS:
             found += _disagreeing(uploads, features, answering)
             answered = dataclasses.replace(uploads, uploads=_chosen(uploads, answering))
-            wrong |= false_densities(answered, features[answering])
+            known = None if densities is None else densities.take(answering)
+            wrong |= false_densities(answered, features[answering], known)
     named = {suspect.client for suspect in found}
     found += [Suspect(who, why, "left out") for who, why in wrong.items() if who not in named]
     left_out = {suspect.client for suspect in found}

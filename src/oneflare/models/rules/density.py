@@ -46,6 +46,10 @@ class Gaussians:
         centres = torch.einsum("nij,nkj->nki", whitening, means.double())
         return cls(whitening.float(), centres.float(), spread.float(), level.float())
 
+    def take(self, rows: Tensor) -> Gaussians:
+        """Those of some members. rows: `(N,)` whether each is among them"""
+        return Gaussians(self.whitening[rows], self.centres[rows], self.spread[rows], self.level[rows])
+
     @classmethod
     def together(cls, parts: Sequence[Gaussians]) -> Gaussians:
         """Those of several groups of members as one."""
