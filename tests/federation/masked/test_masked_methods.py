@@ -75,7 +75,7 @@ def test_networks_travel_plain_beside_masked_statistics(tmp_path):
     upload = tmp_path / "inbox" / "a.safetensors"
     assert abs(upload.stat().st_size - upload_size(charter)) < 4000
     found = fused(tmp_path, charter, masks)
-    assert [row["samples"] for row in found.content["members"]] == [50, 50, 50]
+    assert [row.samples for row in found.content.members] == [50, 50, 50]
     total = sum(plain_vector(tmp_path, name) for name in NAMES)
     uploads = tuple(
         read_upload(RoundFiles(tmp_path / "fed").uploads / f"{name}.safetensors", charter.masked_contract)
@@ -106,11 +106,32 @@ def test_methods_that_only_train_give_the_total_of_their_class_counts(tmp_path):
     )
     found = fused(tmp_path, charter, masks)
     counts = sum(images(index).counts for index in range(3)).long().tolist()
-    assert found.content["masked"]["counts"] == counts
-    assert all(member["counts"] is None and member["samples"] == 60 for member in found.content["members"])
+    assert list(found.content.masked.counts) == counts
+    assert all(member.counts is None and member.samples == 60 for member in found.content.members)
     text = card(charter, found.content)
     assert "Fewer than 20 images in all: 0" in text
     assert "withheld: nobody can say" not in text
+
+
+def test_class_means_come_from_the_total_too(tmp_path):
+    """A method that needs sums of classes alone is fused from the same total."""
+    analytic = {"name": "random_conv", "filters": 1, "colour_grid": 0}
+    terms = {"method": "analytic", "analytic": analytic, "fusions": ["fedncm"], "upload": {"masked": True}}
+    charter, masks = masked_federation(tmp_path, terms)
+    found = fused(tmp_path, charter, masks)
+    total = sum(plain_vector(tmp_path, name) for name in NAMES)
+    plan, fixed = charter.contract.statistics, charter.contract.fixed
+    sums = from_vector(total, 10, plan.dim, fixed)
+    expected = sums.sums / sums.counts.clamp(min=1)[:, None]
+    assert list(found.content.fusions) == ["fedncm"]
+    uploads = tuple(
+        read_upload(RoundFiles(tmp_path / "fed").uploads / f"{name}.safetensors", charter.masked_contract)
+        for name in NAMES
+    )
+    collected = UploadSet(uploads, charter.masked_contract, charter.template(), total=sums)
+    assert torch.equal(collected.class_means().means, expected)
+    with pytest.raises(ConfigError, match="masked sums are G, b and n"):
+        tiny_charter(settings=terms | {"upload": {"masked": True, "statistics": ["mixtures"]}})
 
 
 def test_a_masked_upload_of_sums_alone_gives_no_model(tmp_path):
