@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oneflare.core.config import parse_overrides
 from oneflare.core.files import write_json, write_text
+from oneflare.core.layers import parse_overrides
 from oneflare.fusion import build_fusion
 from oneflare.methods.recipes import METHODS
 from oneflare.methods.resolve import resolve

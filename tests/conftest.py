@@ -145,6 +145,16 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def knowing_members(tmp_path_factory):
     """Uploads of three members with evidence of densities, as a run leaves them."""
+    return members_that_know(tmp_path_factory.mktemp("density") / "run", {})
+
+
+@pytest.fixture(scope="session")
+def widened_members(tmp_path_factory):
+    """The same with the 16 features of the encoder brought to 24 by a linear layer."""
+    return members_that_know(tmp_path_factory.mktemp("widened") / "run", {"encoder.dim": 24})
+
+
+def members_that_know(folder, layer):
     from oneflare.client.observer import Observer
     from oneflare.data import load
     from oneflare.methods.resolve import resolve
@@ -152,8 +162,7 @@ def knowing_members(tmp_path_factory):
     from oneflare.simulation.simulation import Simulation
     from oneflare.simulation.stages import run_experiment
 
-    experiment = resolve(TINY, {"method": "flare", "epochs": 3, "train.snapshots": 0})
-    folder = tmp_path_factory.mktemp("density") / "run"
+    experiment = resolve(TINY, {"method": "flare", "epochs": 3, "train.snapshots": 0}, layer)
     run_experiment(experiment, folder)
     files = RunFiles(folder)
     run = Simulation.build(experiment, files, load(experiment.data))

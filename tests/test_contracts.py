@@ -23,6 +23,8 @@ from oneflare.upload.statistics import parts_for
 
 SMALL_MAP = {"name": "random_conv", "filters": 8}
 COMPOSED = {"random_features": {"of": SMALL_MAP, "dim": 40}, "buckets": {"of": SMALL_MAP}}
+OWN_METHOD = {"open_set_votes": {"method": "fedov"}}
+"""fusions whose uploads only one method makes"""
 
 
 @pytest.mark.parametrize("name", list(CONTROLLERS))
@@ -44,7 +46,9 @@ def test_feature_maps(name):
 def test_fusions(name):
     needs = build_fusion({"name": name}).needs
     statistics = {"analytic": SMALL_MAP, "upload.statistics": parts_for(needs)} if needs & STATISTICS else {}
-    check_fusion(name, settings={"upload.evidence": sorted(needs & set(EVIDENCE))} | statistics)
+    check_fusion(
+        name, settings={"upload.evidence": sorted(needs & set(EVIDENCE))} | statistics | OWN_METHOD.get(name, {})
+    )
 
 
 def test_sources_and_methods():

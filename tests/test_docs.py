@@ -226,3 +226,17 @@ def test_pages_that_print_figures_say_that_processors_differ():
     assert {"hospital.md", "researcher.md", "federation-by-file.md", "flower.md"} <= {page.name for page in printing}
     silent = [page.name for page in printing if "differ between processors" not in " ".join(page.read_text().split())]
     assert silent == [], "these pages print figures and do not say that they differ between processors"
+
+
+def test_every_test_that_the_threat_model_names_exists():
+    page = (ROOT / "docs" / "threat-model.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 30
+    for file, name in named:
+        tree = ast.parse((ROOT / file).read_text())
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (file, name)
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| it can")]
+    assert [row for row in rows if not re.search(r"\| `tests/[\w/]+\.py::\w+` \|$", row)] == []
+    for party in ("A member", "The coordinator", "The network", "A stranger", "A stolen disk"):
+        section = page.split(f"\n## {party}\n")[1].split("\n## ")[0]
+        assert "What does not stop it:" in section

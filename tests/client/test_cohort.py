@@ -50,6 +50,8 @@ def clients(folder, method, number=4, samples=5, **layer):
 
 
 EVERY = [(method, batch, "float32") for method in ("fedavg", "fafi", "etf_annealed", "flare") for batch in (2, 32)]
+PULL = {"objective.align_classes": "seen", "objective.align_reduction": "per_prototype"}
+"""of every second case"""
 
 
 @pytest.mark.numeric
@@ -58,6 +60,7 @@ def test_together_equals_one_after_another(tmp_path, method, batch, precision):
     """In every precision: cohorts compute the same, or leave it to plain training."""
     layer = {"train.batch_size": batch, "train.weight_decay": 1e-3, "train.precision": precision, "train.lr": 0.07}
     layer["train.schedule"] = {"name": "cosine"}
+    layer |= PULL if batch == 2 else {}
     if precision == "bfloat16" and bfloat16_speedup(torch.device("cpu")) == 0:
         pytest.skip("this processor cannot train in bfloat16")
     jobs, data = clients(tmp_path / "a", method, **layer)

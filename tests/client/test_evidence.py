@@ -22,9 +22,9 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.upload import MANIFEST, Contents, read_upload, write_upload
 from oneflare.upload.evidence import (
-    EVIDENCE,
     GRADIENTS,
     INPUTS,
+    MEASURED,
     layout,
     linear_maps,
     map_matrix,
@@ -78,11 +78,11 @@ def slopes(network: PrototypeNetwork, data: ClientData) -> list[dict[str, torch.
 
 
 def test_names_and_shapes_are_those_of_the_layout(network):
-    evidence = measure_evidence(network, some_data(), IMAGE, EVIDENCE)
-    assert {name: tuple(tensor.shape) for name, tensor in evidence.items()} == layout(network, EVIDENCE)
+    evidence = measure_evidence(network, some_data(), IMAGE, MEASURED)
+    assert {name: tuple(tensor.shape) for name, tensor in evidence.items()} == layout(network, MEASURED)
     assert all(tensor.dtype == torch.float32 for tensor in evidence.values())
     assert all(parameter.grad is None for parameter in network.parameters())
-    for name in EVIDENCE:
+    for name in MEASURED:
         assert set(measure_evidence(network, some_data(), IMAGE, (name,))) == set(layout(network, (name,)))
     assert offers(["kronecker"]) == {"kronecker", "gram"}
 
@@ -97,6 +97,15 @@ def test_moments_and_class_means_are_those_of_the_unit_features(network):
     for c in range(CLASSES - 1):
         assert torch.allclose(evidence["class_means"][c], z[data.labels == c].mean(0), atol=1e-6)
     assert not evidence["class_means"][-1].any()
+
+
+def test_raw_moments_are_those_of_the_features_as_they_are(network):
+    data = some_data(300)
+    evidence = measure_evidence(network, data, IMAGE, ("raw_moments",))
+    with torch.no_grad():
+        f = network.encoder(prepare(data.images, IMAGE)).double()
+    assert torch.allclose(evidence["raw_moments.mean"].double(), f.mean(0), atol=1e-5)
+    assert torch.allclose(evidence["raw_moments.variance"].double(), f.var(0, correction=0), atol=1e-5)
 
 
 def test_fisher_is_the_mean_squared_gradient_of_single_images(network):
@@ -166,7 +175,7 @@ def test_grouped_convolutions_are_left_out():
 
 @pytest.fixture
 def federation(tmp_path):
-    experiment = resolve(TINY, {"method": "flare", "upload.evidence": list(EVIDENCE), "epochs": 1})
+    experiment = resolve(TINY, {"method": "flare", "upload.evidence": list(MEASURED), "epochs": 1})
     return Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data))
 
 
@@ -196,7 +205,7 @@ def forge(path, name, tensor):
 def test_evidence_travels_in_the_upload(federation, written):
     path, evidence = written
     upload = read_upload(path, federation.contract)
-    assert set(EVIDENCE) <= upload.fields
+    assert set(MEASURED) <= upload.fields
     found = upload.evidence()
     assert set(found) == set(evidence)
     assert all(torch.equal(found[name], tensor) for name, tensor in evidence.items())
@@ -217,6 +226,8 @@ def indefinite(values: torch.Tensor) -> torch.Tensor:
     ("name", "change", "reason"),
     [
         ("moments.variance", lambda t: -t - 1, "negative number"),
+        ("raw_moments.variance", lambda t: -t - 1, "negative number"),
+        ("raw_moments.mean", lambda t: t + 1e8, r"where honest features allow 1e\+06"),
         ("moments.mean", lambda t: t + 1, "longer than a mean of unit features"),
         ("class_means", lambda t: t + 1, "longer than a mean of unit features"),
         ("fisher.prototypes", lambda t: t - 1, "negative number"),

@@ -129,7 +129,7 @@ def test_class_folders_with_their_own_test_part(tmp_path):
 def test_folder_mistakes(tmp_path):
     with pytest.raises(DataError, match=r"needs data\.path"):
         load(DataConfig(name="folder"))
-    with pytest.raises(DataError, match="no folder at"):
+    with pytest.raises(DataError, match="no folder and no table at"):
         load(DataConfig(name="folder", path=str(tmp_path / "nowhere")))
     (tmp_path / "one").mkdir()
     with pytest.raises(DataError, match="holds 1 class folders"):

@@ -117,7 +117,7 @@ def test_signed_values_and_white_stored_as_zero():
     plain = decode([encoded(Image.fromarray(XRAY), "TIFF")], ["x"], grey(low=600, high=3700)).int()
     other = decode([inverted], ["x"], grey(low=600, high=3700)).int()
     assert int((plain + other - 255).abs().max()) <= 1
-    assert "store white as 0 and were inverted" in notes(inverted, grey(low=600, high=3700))
+    assert "store white as the smallest value and were inverted" in notes(inverted, grey(low=600, high=3700))
 
 
 def test_sixteen_bits_per_colour_are_never_cut_silently():
@@ -228,9 +228,9 @@ def test_the_rule_is_part_of_the_terms_and_absent_from_old_digests():
     assert plain.training_digest() != ruled.training_digest()
     assert plain.partition_digest() != ruled.partition_digest()
     old = plain.model_dump(mode="json")
-    del old["data"]["pixels"], old["data"]["skip_damaged"]
+    del old["data"]["pixels"], old["data"]["skip_damaged"], old["data"]["patients"]
     assert Experiment.model_validate(old).training_digest() == plain.training_digest()
-    data = plain.data.model_dump(exclude={"pixels", "public", "skip_damaged"})
+    data = plain.data.model_dump(exclude={"pixels", "public", "skip_damaged", "patients"})
     assert plain.partition_digest() == digest_of([data, plain.partition.model_dump(), plain.seed])
     assert "pixels" not in GREY.to_dict()
     one = tiny_charter(id="0" * 32)
@@ -285,7 +285,7 @@ WINDOW = Pixels(low=600, high=3700)
 
 def test_folders_of_patients_are_looked_into_and_changes_are_told(scans):
     dataset = load(DataConfig(name="folder", path=str(scans), image_size=8, pixels=WINDOW))
-    assert (len(dataset.train.labels), len(dataset.test.labels)) == (20, 4)
+    assert (len(dataset.train.labels), len(dataset.test.labels)) == (18, 6)  # one of four patients
     assert dataset.image == ImageSpec.default(1, 8, WINDOW)
     assert dataset.train.images.float().std() > 20
     assert "24 of 24 images were reduced from 12x12 to 8x8" in dataset.notes
@@ -349,7 +349,8 @@ def test_dry_run_lists_every_damaged_file_and_they_can_be_skipped(scans, tmp_pat
     assert code == 2
     for name in ("a/patient1/cut.png", "b/patient2/text.jpg", "b/flat.png"):
         assert name in out
-    assert len(out.splitlines()) == 3
+    assert out.startswith("found: 24 PNG; 4 patients; 12x12 pixels; 3 damaged\n")
+    assert len(out.splitlines()) == 4
     assert "3 of 27 images cannot be used" in err
     assert "--skip-damaged" in err
     code, _, err = typed(capsys, *words, "--out", str(tmp_path / "u.safetensors"))

@@ -16,6 +16,7 @@ from PIL import Image
 from hospitals import DIGITS, TINY, digits, make, rows_of, tiny_charter, typed, write_pngs
 from oneflare.client.observer import Observer, Relay
 from oneflare.data.local import read_local
+from oneflare.data.tables import Columns
 from oneflare.errors import ConfigError, DataError, RunError
 from oneflare.federation.charter import new_charter, read_charter, revised
 from oneflare.federation.intake import take_in
@@ -49,7 +50,7 @@ def table(folder: Path, images: list, labels: list, names=("image", "label")) ->
 
 
 def test_folder_and_parquet_are_the_same_data(charter, images, tmp_path):
-    by_folder, notes, _ = member_data(charter, images)
+    by_folder, notes, *_ = member_data(charter, images)
     assert notes == ()
     train = digits()[0]
     assert len(by_folder) == 60
@@ -75,7 +76,7 @@ def test_named_columns_and_the_files_own_class_names(tmp_path):
     path = table(tmp_path, [content] * 2, [0, 1], ("scan", "kind"))
     names = b'{"info": {"features": {"kind": {"names": ["dog", "cat"]}}}}'
     pq.write_table(pq.read_table(path).replace_schema_metadata({b"huggingface": names}), path)
-    local = read_local(path, charter.classes, charter.image.spec(), image_column="scan", label_column="kind")
+    local = read_local(path, charter.classes, charter.image.spec(), columns=Columns("scan", "kind"))
     assert local.split.labels.tolist() == [1, 0]
 
 
@@ -86,7 +87,7 @@ def test_images_of_any_shape_are_brought_to_the_terms_and_it_is_said(charter, tm
         image.paste("white", (0, 0, size[0] // 2, size[1]))
         image.save(tmp_path / "3" / f"{name}.png")
     (tmp_path / "3" / "readme.txt").write_text("x")
-    data, notes, _ = member_data(charter, tmp_path)
+    data, notes, *_ = member_data(charter, tmp_path)
     assert data.images.shape == (3, 1, 8, 8)
     said = " ".join(notes)
     for text in (
@@ -122,7 +123,8 @@ GOOD = png(digits()[0].images[0, 0].numpy())
         (lambda path: table(path, [GOOD], [None]), "neither a class name"),
         (lambda path: table(path, [GOOD, None], [1, 1]), "row 1: it is empty"),
         (lambda path: table(path, [b"junk"], [1]), "row 0"),
-        (lambda path: table(path, ["a.png"], [1]), "not the bytes of encoded images"),
+        (lambda path: table(path, [7], [1]), "not the bytes of encoded images"),
+        (lambda path: table(path, ["a.png"], [1]), "there is no file 'a.png'"),
         (lambda path: table(path, [GOOD], [1], ("pixels", "label")), "--image-column"),
         (lambda path: table(path, pa.array([], pa.binary()), pa.array([], pa.int64())), "no rows"),
     ],

@@ -192,7 +192,7 @@ def test_unlearning_a_client_is_fusing_without_it(tmp_path):
 def test_an_upload_of_statistics_alone(tmp_path):
     uploads = uploads_of(tmp_path)
     for upload in uploads:
-        assert upload.fields == {"statistics", "counts"}
+        assert upload.fields == {"statistics", "class_means", "counts"}
         assert upload.prototypes is None
     with pytest.raises(UploadError, match="holds no trained network"):
         uploads.prototypes  # noqa: B018
@@ -281,7 +281,7 @@ def test_private_statistics(tmp_path):
     uploads = uploads_of(tmp_path / "private", PRIVATE)
     manifest = uploads.uploads[0].manifest
     assert manifest["statistics"]["privacy"] == {"epsilon": 50.0, "delta": 1e-5, "clip": 1.0}
-    assert uploads.uploads[0].fields == {"statistics"}
+    assert uploads.uploads[0].fields == {"statistics", "class_means"}
     model = fuse(uploads)
     model.save(tmp_path / "model.safetensors")
     again = load_model(tmp_path / "model.safetensors")
@@ -347,8 +347,9 @@ def test_the_combination_is_not_worse_than_its_better_part(both):
     result, uploads = both
     parts = {name: row["accuracy"] for name, row in result.fusions.items()}
     assert parts["flare_analytic"] >= max(parts["analytic"], parts["density_ratio"]) - 0.02
+    fields = {"weights", "prototypes", "counts", "statistics", "class_means", "calibration", "density"}
     for upload in uploads:
-        assert upload.fields == {"weights", "prototypes", "counts", "statistics", "calibration", "density"}
+        assert upload.fields == fields
     assert any(upload.trust > 0 for upload in uploads)
 
 
@@ -358,7 +359,8 @@ def test_the_combination_adds_two_log_posteriors(both):
     model, ratio, analytic = (
         build_fusion({"name": name}).fuse(uploads).model for name in ("flare_analytic", "density_ratio", "analytic")
     )
-    expected = analytic.predict_proba(images).log() + ratio.predict_proba(images).log()
+    unsharpened = ratio.logits(images) / ratio.rule.sharpness
+    expected = analytic.predict_proba(images).log() + unsharpened.log_softmax(1)
     assert torch.allclose(model.logits(images), expected, atol=1e-3)
 
 

@@ -25,7 +25,15 @@ from oneflare.fusion.density.ratio import rule_parts
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
+from oneflare.nn.encoders import both_features
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint, unpack_symmetric
+
+
+@pytest.fixture(params=["knowing_members", "widened_members"])
+def members(request):
+    """With 16 features of the encoder's own, and with those widened to 24."""
+    return request.getfixturevalue(request.param)
+
 
 DIGITS = load(DataConfig(train_size=200, test_size=60))
 
@@ -105,16 +113,17 @@ def test_answers_are_as_sure_as_the_law_says_and_otherwise_unchanged(knowing_mem
     assert torch.allclose(fused, densities.sharpness * plain, rtol=1e-5)
 
 
-def test_what_a_client_measures_are_numpys_moments_of_rooted_features(knowing_members):
-    network = knowing_members.template
+def test_what_a_client_measures_are_numpys_moments_of_rooted_features(members):
+    network = members.template
     network.eval()
     data = ClientData.of(DIGITS.train.take(torch.arange(90)), 10)
-    image = knowing_members.contract.image
+    image = members.contract.image
     found = measure_density(network, data, image)
     with torch.no_grad():
-        raw = network.encoder(prepare(data.images, image)).double().numpy()
+        raw = both_features(network.encoder, prepare(data.images, image)).own.double().numpy()
         noise = torch.cat(list(background(data.images, 256)))
-        behind = network.encoder(prepare(noise, image)).double().numpy()
+        behind = both_features(network.encoder, prepare(noise, image)).own.double().numpy()
+    assert raw.shape[1] == 16
     roots, other = np.sign(raw) * np.sqrt(np.abs(raw)), np.sign(behind) * np.sqrt(np.abs(behind))
     labels = data.labels.numpy()
     for label in range(10):
@@ -128,17 +137,17 @@ def test_what_a_client_measures_are_numpys_moments_of_rooted_features(knowing_me
     assert complaint(found, data.counts) is None
 
 
-def test_the_fused_scores_are_the_equation(knowing_members):
+def test_the_fused_scores_are_the_equation(members):
     """Member by member and class by class with SciPy, from what the uploads hold."""
     images = DIGITS.test.images[:20]
-    densities = member_densities(knowing_members)
-    model = knowing_members.members(DensityRatio.of(*rule_parts(densities, knowing_members.counts)))
+    densities = member_densities(members)
+    model = members.members(DensityRatio.of(*rule_parts(densities, members.counts)))
     found = model.logits(images).double()
-    counts, d, bound = knowing_members.counts, knowing_members.contract.dim, densities.bound
+    counts, d, bound = members.counts, 16, densities.bound
     total, say = np.zeros((20, 10)), np.zeros(10)
     with torch.no_grad():
-        for index, (upload, encoder) in enumerate(zip(knowing_members, knowing_members.encoders(), strict=True)):
-            raw = encoder(prepare(images, knowing_members.contract.image)).double()
+        for index, (upload, encoder) in enumerate(zip(members, members.encoders(), strict=True)):
+            raw = both_features(encoder, prepare(images, members.contract.image)).own.double()
             u = (raw.sign() * raw.abs().sqrt()).numpy()
             part = {name: tensor.double() for name, tensor in upload.evidence("density.").items()}
             n, held = counts[index].sum(), (counts[index] > 0).sum()
@@ -186,12 +195,28 @@ def test_flare_measures_densities_unless_told_otherwise():
             resolve({"method": "flare", "upload": {"counts": counts}})
 
 
-def test_saved_and_exported_models_give_the_same_answers(knowing_members, tmp_path):
-    model = build_fusion({"name": "density_ratio"}).fuse(knowing_members).model
+def test_saved_and_exported_models_give_the_same_answers(members, tmp_path):
+    model = build_fusion({"name": "density_ratio"}).fuse(members).model
     images = DIGITS.test.images[:30]
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").predict(images), model.predict(images))
     assert export_onnx(model, tmp_path / "model.onnx").difference < 1e-4
+
+
+def test_honest_members_with_widened_features_are_believed_and_gates_take_both_features(widened_members):
+    assert not build_fusion({"name": "density_ratio"}).fuse(widened_members).suspects
+    inputs = prepare(DIGITS.test.images, widened_members.contract.image)
+    for by in ("density", "virtual_logit", "length"):
+        model = build_fusion({"name": "gated_votes", "by": by}).fuse(widened_members).model
+        expected = torch.zeros(len(inputs), 10)
+        with torch.no_grad():
+            for member, encoder in enumerate(widened_members.encoders()):
+                own, projected = both_features(encoder, inputs)
+                logits = torch.nn.functional.normalize(projected, dim=1) @ model.rule.prototypes[member].T
+                logits = torch.where(model.rule.held[member] > 0, logits, -torch.inf)
+                knowledge = model.rule.knowledge(member, own, logits)
+                expected += knowledge.clamp(-80, 80).exp()[:, None] * logits.softmax(1)
+        assert torch.allclose(model.logits(DIGITS.test.images), expected.clamp(min=1e-37).log(), atol=1e-3)
 
 
 def test_a_member_whose_background_says_nothing_is_named(knowing_members, monkeypatch):

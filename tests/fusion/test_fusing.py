@@ -36,6 +36,7 @@ RICH = {
     "method": "flare_analytic",
     "data": {"name": "digits", "train_size": 260, "test_size": 60, "public": 60},
     "train": {"epochs": 1, "snapshots": 0, "holdout": 0.1},
+    "objective": {"terms": {"open_set": 1.0}},
     "upload": {"evidence": list(EVIDENCE)},
     "analytic": {"name": "random_conv"},
     "fusions": ["count_prototypes"],

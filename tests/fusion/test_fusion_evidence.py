@@ -23,16 +23,16 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.upload import Contents, read_upload, write_upload
-from oneflare.upload.evidence import EVIDENCE
+from oneflare.upload.evidence import MEASURED
 
 MERGED = ["fisher", "laplace", "regmean"]
-NAMES = [*MERGED, "standardised", "fedproto"]
+NAMES = [*MERGED, "standardised", "standardised_raw", "standardised_batch", "fedproto"]
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory) -> Simulation:
     """A finished run whose uploads hold all evidence."""
-    layer = {"method": "flare", "upload.evidence": list(EVIDENCE), "fusions": NAMES}
+    layer = {"method": "flare", "upload.evidence": list(MEASURED), "fusions": NAMES}
     experiment = resolve(TINY, layer)
     folder = tmp_path_factory.mktemp("evidence") / "run"
     run_experiment(experiment, folder)
@@ -64,7 +64,7 @@ def twins(federation, uploads, tmp_path):
     made = []
     for client in range(3):
         data, path = federation.clients.data(client), tmp_path / f"{client}.safetensors"
-        evidence = measure_evidence(network, data, uploads.contract.image, EVIDENCE)
+        evidence = measure_evidence(network, data, uploads.contract.image, MEASURED)
         options = {"client": client, "counts": data.counts, "epoch": 1, "evidence": evidence}
         write_upload(path, network, uploads.contract, Contents(**options))
         made.append(read_upload(path, uploads.contract))
@@ -207,6 +207,36 @@ def test_standardised_is_the_equation(uploads, images):
     assert torch.allclose(found / uploads.prototypes.norm(dim=2).mean(), expected, atol=1e-4)
 
 
+def raw_features(uploads: UploadSet, images: torch.Tensor) -> list[np.ndarray]:
+    inputs = prepare(images, uploads.contract.image)
+    with torch.no_grad():
+        return [encoder(inputs).double().numpy() for encoder in uploads.encoders()]
+
+
+@pytest.mark.parametrize("name", ["standardised_raw", "standardised_batch"])
+def test_fedsras_server_is_the_equation(federation, uploads, images, name):
+    """With moments over each client's own images, or over the images that are asked about."""
+    total = np.zeros((len(images), uploads.contract.dim))
+    for index, (upload, f) in enumerate(zip(uploads, raw_features(uploads, images), strict=True)):
+        own = raw_features(uploads, federation.clients.data(upload.client).images)[index]
+        known = own if name == "standardised_raw" else f
+        deviation = np.sqrt(known.var(0) + 1e-5) if name == "standardised_raw" else np.maximum(known.std(0), 1e-6)
+        total += upload.samples**0.5 * (f - known.mean(0)) / deviation
+    anchors = build_anchors(uploads.contract.anchors, 10, uploads.contract.dim).double().numpy()
+    expected = total / np.linalg.norm(total, axis=1, keepdims=True) @ anchors.T
+    model = build_fusion({"name": name}).fuse(uploads).model
+    found = model.logits(images).numpy() / float(uploads.prototypes.norm(dim=2).mean())
+    assert np.allclose(found, expected, atol=1e-3)
+    alone = model.logits(images[:1]) - model.logits(images)[:1]
+    assert bool(alone.abs().max() < 1e-4) == (name == "standardised_raw")
+    assert any("depends on which others" in line for line in model.remarks()) == (name == "standardised_batch")
+
+
+def test_a_single_image_gets_no_answer_from_its_own_moments(uploads, images):
+    logits = build_fusion({"name": "standardised_batch"}).fuse(uploads).model.logits(images[:1])
+    assert not logits.any()
+
+
 def test_fedproto_is_the_mean_distance_to_the_mean_of_each_class(federation, uploads, images):
     features = unit_features(uploads, images)
     own = [federation.clients.data(upload.client) for upload in uploads]
@@ -232,6 +262,7 @@ NEEDED = {
     "laplace": "kronecker",
     "regmean": "gram",
     "standardised": "moments",
+    "standardised_raw": "raw_moments",
     "fedproto": "class_means",
 }
 

@@ -18,7 +18,7 @@ from oneflare.nn import (
     simplex_etf,
 )
 from oneflare.nn.anchors import worst_cosine
-from oneflare.nn.encoders import feature_dim, native_dim
+from oneflare.nn.encoders import both_features, feature_dim, native_dim, own_dim
 
 
 @pytest.mark.parametrize("classes", [*range(2, 41), 64, 100, 150, 199, 200])
@@ -39,6 +39,16 @@ def test_anchors_are_a_function_of_kind_sizes_and_seed():
         scaled = build_anchors({"name": kind, "seed": 1, "scale": 4.0}, 10, 16)
         assert torch.allclose(scaled, 4 * one)
     assert build_anchors({"name": "none"}, 10, 16) is None
+
+
+@pytest.mark.parametrize("kind", ["random", "etf", "packing", "progressive"])
+def test_anchors_as_long_as_prototypes_at_the_start(kind):
+    long, unit = (build_anchors({"name": kind, "scale": scale}, 10, 64) for scale in ("sqrt_d", 1))
+    assert torch.allclose(long.norm(dim=1), torch.full((10,), 8.0))
+    assert torch.allclose(long, 8 * unit)
+    for wrong in (0, -1.0, "sqrt"):
+        with pytest.raises(ConfigError, match="scale"):
+            build_anchors({"name": kind, "scale": wrong}, 10, 64)
 
 
 def test_etf_that_does_not_fit_is_refused_with_the_remedy():
@@ -120,6 +130,25 @@ def test_resnet18_is_the_logs_encoder():
     encoder = build_encoder({"name": "resnet18"}, 3)
     assert native_dim({"name": "resnet18", "width": 64}) == 512
     assert sum(p.numel() for p in encoder.parameters()) == 11_168_832
+
+
+@pytest.mark.parametrize(("dim", "own"), [(None, 16), (16, 16), (40, 16), (8, 8)])
+def test_an_encoders_own_features_are_those_before_a_widening_projection(dim, own):
+    for name in ("conv4", "resnet8"):
+        encoder = build_encoder({"name": name, "width": 4, "dim": dim}, 1).eval()
+        images = torch.rand(3, 1, 8, 8)
+        with torch.no_grad():
+            found, plain = both_features(encoder, images), encoder(images)
+        assert torch.equal(found.projected, plain)
+        assert found.own.shape[1] == own == own_dim(encoder, plain.shape[1])
+        if own < plain.shape[1]:
+            assert torch.equal(encoder.project(found.own), plain)
+        else:
+            assert torch.equal(found.own, plain)
+
+
+def test_a_foreign_encoders_own_features_are_its_features():
+    assert torch.equal(both_features(torch.nn.Flatten(), torch.ones(2, 3, 1, 1)).own, torch.ones(2, 3))
 
 
 def test_auto_dim_leaves_room_for_all_classes():

@@ -55,7 +55,10 @@ def batch(temperature: float = 1.0) -> Batch:
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_terms_are_the_equations(temperature):
     b = batch(temperature)
-    terms = local_terms(dict.fromkeys(("cls", "supcon", "proto_feature", "proto_separation"), 1.0), b)
+    terms = local_terms(dict.fromkeys(("cls", "supcon", "proto_feature", "proto_separation", "proto_cosine"), 1.0), b)
+    own = b.prototypes.double()[b.labels]
+    cosines = (b.features.double() * own).sum(1) / own.norm(dim=1)
+    assert float(terms["proto_cosine"]) == pytest.approx(float((1 - cosines).mean()), rel=1e-5)
     logits = b.features.double() @ b.prototypes.double().T
 
     def cross_entropy(scores, targets):

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from conftest import TINY
 from oneflare.client.job import ClientJob
 from oneflare.client.loop import build_training
-from oneflare.data import load
+from oneflare.data import Augmentation, load
+from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
-from oneflare.objective import CONTROLLERS, ClientFacts, Pull, align, build_controller
+from oneflare.objective import CONTROLLERS, ClientFacts, Pull, PullOptions, align, build_controller
+from oneflare.objective.pull import REFERENCE
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 
@@ -66,6 +68,60 @@ def test_every_controller_moves_the_prototypes_as_plain_autograd_would(name):
     assert torch.allclose(found, expected, rtol=1e-6)
 
 
+@given(seed=st.integers(0, 500), labels=st.lists(st.integers(0, 3), min_size=1, max_size=9), project=st.booleans())
+def test_only_seen_classes_are_pulled_by_the_mean_over_their_rows(seed, labels, project):
+    prototypes, target, _, local = scene(seed)
+    seen = sorted(set(labels))
+    (g_local,) = torch.autograd.grad(local(), prototypes)
+    mean = ((prototypes[seen] - target[seen]) ** 2).mean()
+    (g_align,) = torch.autograd.grad(mean, prototypes)
+    inner = (g_local * g_align).sum()
+    if project and inner < 0:
+        g_local = g_local - inner / g_align.square().sum() * g_align
+
+    pull = Pull(prototypes, target, torch.tensor(labels), PullOptions(seen=True))
+    assert torch.allclose(pull.loss, mean.detach())
+    (local() + 3.0 * pull.loss).backward()
+    pull.apply(project)
+    assert torch.allclose(prototypes.grad, g_local + 3.0 * g_align, rtol=1e-9, atol=1e-12)
+
+
+@given(classes=st.integers(2, 40), dim=st.integers(1, 80), seen=st.booleans())
+def test_counted_per_prototype_the_pull_does_not_depend_on_classes_and_features(classes, dim, seen):
+    """A prototype that is one away from its anchor in one entry, in a batch that holds every class."""
+    prototypes = torch.zeros(classes, dim, dtype=torch.float64, requires_grad=True)
+    target = torch.zeros(classes, dim, dtype=torch.float64)
+    target[1, 0] = 1.0
+    pull = Pull(prototypes, target, torch.arange(classes), PullOptions(seen=seen, per_prototype=True))
+    assert pull.loss.item() == pytest.approx(1 / (classes * dim))
+    (7.0 * pull.loss).backward()
+    pull.apply(project=False)
+    assert float(prototypes.grad[1, 0]) == pytest.approx(-2 * 7.0 / REFERENCE)
+    assert float(prototypes.grad.abs().sum()) == pytest.approx(2 * 7.0 / REFERENCE)
+
+
+def test_at_ten_classes_and_512_features_both_counts_are_the_same():
+    assert PullOptions(per_prototype=True).factor(10, 512) == PullOptions().factor(10, 512) == 1.0
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_batch_of_clients_is_pulled_as_each_of_them_alone(seen):
+    generator = torch.Generator().manual_seed(0)
+    together = torch.randn(3, 4, 6, generator=generator).requires_grad_()
+    target, labels = torch.randn(4, 6, generator=generator), torch.tensor([[0, 0, 1], [2, 2, 2], [3, 1, 0]])
+    options = PullOptions(seen=seen, per_prototype=True)
+    pull = Pull(together, target, labels, options)
+    (pull.loss * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    pull.apply(project=False)
+    for client in range(3):
+        alone = together[client].detach().clone().requires_grad_()
+        one = Pull(alone, target, labels[client], options)
+        (one.loss * (client + 1)).backward()
+        one.apply(project=False)
+        assert torch.allclose(alone.grad, together.grad[client])
+        assert torch.allclose(one.loss, pull.loss[client])
+
+
 def test_a_pull_that_is_already_there_conflicts_with_nothing():
     prototypes, _, _, local = scene(1)
     pull = Pull(prototypes, prototypes.detach().clone())
@@ -78,6 +134,30 @@ def training(tmp_path, *layers):
     experiment = resolve(TINY, {"method": "flare"}, *layers)
     made = Simulation.build(experiment, RunFiles(tmp_path), load(experiment.data))
     return build_training(ClientJob(made.experiment, made.contract, 0, tmp_path, flip=False), made.clients.data(0))
+
+
+def test_prototypes_of_classes_outside_the_batch_feel_no_pull(tmp_path):
+    """A loss without prototypes and a batch of one class: only that prototype moves, toward its anchor."""
+    terms = {"supcon": 1.0, "cls": 0.0, "proto_feature": 0.0, "proto_separation": 0.0}
+    layer = {"objective": {"terms": terms}, "controller": {"name": "fixed", "lambda_0": 50.0}}
+    moved = {}
+    for name in ("all", "seen"):
+        loop = training(tmp_path, layer, {"objective": {"align_classes": name}})
+        start = loop.network.prototypes.detach().clone()
+        rows = (loop.data.labels == loop.data.labels[0]).nonzero().flatten()[:4]
+        loop.step(*loop.views(rows, Augmentation.draw(len(rows), torch.Generator().manual_seed(0))), 0.0)
+        moved[name] = (loop.network.prototypes.detach() != start).any(1).nonzero().flatten().tolist()
+    assert moved["all"] == list(range(10))
+    assert moved["seen"] == [int(loop.data.labels[0])]
+
+
+def test_options_of_the_pull_are_part_of_a_runs_name():
+    chosen = [{}, {"align_reduction": None}, {"align_reduction": "mean"}, {"align_classes": "seen"}]
+    names = [resolve(TINY, {"method": "etf_annealed", "objective": options}).training_digest() for options in chosen]
+    assert len(set(names)) == len(chosen)
+    assert resolve(TINY, {"method": "etf_annealed"}).objective.align_reduction == "per_prototype"
+    with pytest.raises(ConfigError, match="align_classes"):
+        resolve(TINY, {"objective": {"align_classes": "some"}})
 
 
 def test_the_trace_reports_the_share_of_conflicting_steps(tmp_path):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from crowd import charter_of, upload_of
 from record import record_door
 from safetensors.torch import load_file
 
+from crowd import charter_of, upload_of
 from hospitals import COMMAND, oneflare
 from oneflare.federation.charter import Charter, read_charter, revised
 from oneflare.federation.member import signer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from crowd import charter_of, upload_of
 from hostile import honest_uploads, mutants
 from measure import peak_growth
 from record import record
 
+from crowd import charter_of, upload_of
 from oneflare.federation.charter import FILE
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.intake import take_in

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from crowd import charter_of, upload_of
 from record import RESULTS, record
 
 from conftest import TINY
+from crowd import charter_of, upload_of
 from oneflare.federation.charter import FILE
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import build_fusion

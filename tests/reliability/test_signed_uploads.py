@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crowd import charter_of, upload_of
 from hostile import file_of
 from record import record
 
+from crowd import charter_of, upload_of
 from oneflare.core.files import digest_of
 from oneflare.core.seeds import numpy_generator
 from oneflare.federation.intake import take_in

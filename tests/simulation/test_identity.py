@@ -21,7 +21,15 @@ from oneflare.methods.resolve import resolve
 from oneflare.objective import CONTROLLERS
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.kept import diagnose_into
-from oneflare.simulation.stages import default_folder, fuse_run, open_run, read_result, run, run_experiment
+from oneflare.simulation.stages import (
+    default_folder,
+    fuse_run,
+    open_run,
+    read_experiment,
+    read_result,
+    run,
+    run_experiment,
+)
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell
 from oneflare.study.compare import compare_methods
@@ -206,6 +214,18 @@ def test_runs_of_the_first_release_are_read_while_the_arithmetic_is_the_same(tmp
     federation, uploads = open_run(first.folder, Observer())
     assert len(uploads) == 3
     assert federation.contract.federation == resolve(SMALL).training_digest()
+
+
+def test_a_run_keeps_what_it_was_when_its_methods_recipe_gains_an_option(tmp_path):
+    """A file from before there was `align_reduction` means the mean, whatever the recipe says today."""
+    before = resolve(TINY, {"method": "flare", "objective": {"align_reduction": None}})
+    content = yaml.safe_load(before.to_yaml())
+    del content["objective"]["align_reduction"]
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(content))
+    found = read_experiment(tmp_path)
+    assert found.objective.align_reduction is None
+    assert found.training_digest() == before.training_digest()
+    assert found.training_digest() != resolve(TINY, {"method": "flare"}).training_digest()
 
 
 def test_another_fusion_arithmetic_makes_figures_anew_and_keeps_the_uploads(tmp_path, monkeypatch):

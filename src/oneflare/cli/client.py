@@ -11,7 +11,7 @@ import typer
 from oneflare.cli.commands import Json, Quiet
 
 if TYPE_CHECKING:
-    from oneflare.data.labelled import DamagedImages
+    from oneflare.data.labelled import ListedProblems
     from oneflare.errors import DataError
     from oneflare.federation.charter import Charter
     from oneflare.federation.member import Made, MemberData
@@ -23,7 +23,11 @@ upload = typer.Typer(help="Inspect uploads.", **OPTIONS)
 
 ImageColumn = Annotated[
     str | None,
-    typer.Option("--image-column", help="Column of a parquet file that holds the images; default: image or img."),
+    typer.Option(
+        "--image-column",
+        help="Column of a parquet file that holds the images, or of a table that holds their files; default: image, "
+        "img, file, file_name or path.",
+    ),
 ]
 Mask = Annotated[
     Path | None,
@@ -33,28 +37,15 @@ Mask = Annotated[
     ),
 ]
 LabelColumn = Annotated[
-    str | None, typer.Option("--label-column", help="Column of a parquet file that holds the labels; default: label.")
+    str | None,
+    typer.Option("--label-column", help="Column of a table or parquet file that holds the labels; default: label."),
 ]
-
-
-@client.command("keygen")
-def keygen(
-    name: Annotated[str, typer.Option("--name", help="Your name in the federation, which also names the two files.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write both files into this folder.")] = Path(),
-) -> None:
-    """Make an Ed25519 key pair: NAME.key stays with you, NAME.pub goes to the coordinator.
-
-    [bold]Example[/bold]
-
-      oneflare client keygen --name north
-    """
-    from oneflare.cli import show
-    from oneflare.upload.signing import check_name, generate
-
-    private, public = (out / f"{check_name(name)}.{ending}" for ending in ("key", "pub"))
-    key = generate(private, public)
-    show.done(f"{private}: your private key. Keep it, copy it to nobody; only you can read the file.")
-    show.done(f"{public}: send this to the coordinator: {key.public}")
+PatientColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--patient-column", help="Column of a table or parquet file that says whose image it is; default: patient."
+    ),
+]
 
 
 @client.command("train")
@@ -65,7 +56,10 @@ def train(
     data: Annotated[
         Path,
         typer.Option(
-            "--data", "-d", help="Your images: a folder with one folder per class, or parquet with images and labels."
+            "--data",
+            "-d",
+            help="Your images: a folder with one folder per class, a table of files (labels.csv) or the folder that "
+            "holds it, or parquet with images and labels.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the upload, the only file to send, here.")] = Path(
@@ -86,7 +80,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the data and estimate time and size, without training.")
+        bool, typer.Option("--dry-run", help="List what was found, and estimate time and size, without training.")
     ] = False,
     skip_damaged: Annotated[
         bool,
@@ -94,6 +88,7 @@ def train(
     ] = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
+    patient_column: PatientColumn = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -105,16 +100,19 @@ def train(
 
       oneflare client train federation.yaml --data images --dry-run
 
+      oneflare client train federation.yaml --data scans/labels.csv --dry-run
+
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
     from oneflare.cli.masked import masking_of
     from oneflare.cli.show_federation import announce, member_progress
-    from oneflare.data.labelled import DamagedImages
+    from oneflare.data.labelled import ListedProblems
+    from oneflare.data.tables import Columns
     from oneflare.errors import ConfigError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.ledger import Ledger, ledger_folder
     from oneflare.federation.masked.uploading import check_before_training
-    from oneflare.federation.member import Envelope, make_upload_in, member_data, upload_notes
+    from oneflare.federation.member import Envelope, encrypted_for, make_upload_in, member_data, upload_notes
     from oneflare.upload.signing import read_key
 
     if out.suffix != ".safetensors":
@@ -124,10 +122,9 @@ def train(
     member = who(charter, name, signing, out, must_sign=not dry_run)
     masking = masking_of(charter, member, mask, key, out)
     try:
-        images = member_data(
-            charter, data, image_column=image_column, label_column=label_column, skip_damaged=skip_damaged
-        )
-    except DamagedImages as error:
+        columns = Columns(image_column, label_column, patient_column)
+        images = member_data(charter, data, columns=columns, skip_damaged=skip_damaged)
+    except ListedProblems as error:
         raise _refusal(error, dry_run=dry_run, json=json) from None
     if masking is not None:
         check_before_training(charter, member, masking, len(images.data))
@@ -140,21 +137,25 @@ def train(
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
         envelope = Envelope(member, signing, notes, masking)
         made = make_upload_in(envelope, charter, images.data, out, observer=observer, ledger=ledger)
+    sent = encrypted_for(charter, made.path)
     if json:
-        _as_json(charter, images, made, out)
+        _as_json(charter, images, made, sent)
     elif not quiet:
-        _what_was_made(charter, made, out, signed=signing is not None)
+        _what_was_made(charter, made, sent, signed=signing is not None)
 
 
-def _refusal(error: DamagedImages, *, dry_run: bool, json: bool) -> DataError:
+def _refusal(error: ListedProblems, *, dry_run: bool, json: bool) -> DataError:
     """What to say of images that cannot be used; a dry run lists all of them first."""
     from oneflare.cli.show_federation import list_damaged
+    from oneflare.data.labelled import DamagedImages
     from oneflare.errors import DataError
 
+    skip = isinstance(error, DamagedImages)
     if not dry_run:
-        return DataError(f"{error}; --dry-run lists all, --skip-damaged goes on without them")
-    list_damaged(error.damaged, json=json)
-    return DataError(f"{error.summary}; repair or remove them, or go on without them: --skip-damaged")
+        return DataError(f"{error}; --dry-run lists all{', --skip-damaged goes on without them' if skip else ''}")
+    list_damaged(error.problems, error.found, json=json)
+    without = ", or go on without them: --skip-damaged" if skip else ""
+    return DataError(f"{error.summary}; repair or remove them{without}")
 
 
 def _dry_run(charter: Charter, images: MemberData, *, json: bool) -> None:
@@ -173,38 +174,39 @@ def _dry_run(charter: Charter, images: MemberData, *, json: bool) -> None:
                 "seconds": guess.seconds,
                 "upload_bytes": guess.upload_bytes,
                 "notes": list(images.notes),
+                "found": images.found.to_dict(),
                 "damaged": [row._asdict() for row in images.damaged],
             }
         )
         return
-    list_damaged(images.damaged)
+    list_damaged(images.damaged, images.found)
     show.line(
         f"dry run: about {duration(guess.seconds)} of training on one core, "
         f"an upload of {size_text(guess.upload_bytes)}; nothing was written"
     )
 
 
-def _as_json(charter: Charter, images: MemberData, made: Made, out: Path) -> None:
+def _as_json(charter: Charter, images: MemberData, made: Made, sent: Path) -> None:
     from oneflare.cli import show
     from oneflare.upload.disclosure import disclose
 
     spent = None if made.balance is None else made.balance.to_dict()
     said = {"fingerprint": charter.fingerprint, "notes": list(images.notes), "summary": made.summary.to_dict()}
-    show.as_json(disclose(out).to_dict() | said | {"budget": spent})
+    show.as_json(disclose(made.path).to_dict() | said | {"budget": spent, "send": str(sent)})
 
 
-def _what_was_made(charter: Charter, made: Made, out: Path, *, signed: bool) -> None:
+def _what_was_made(charter: Charter, made: Made, sent: Path, *, signed: bool) -> None:
     """What is in the upload, what it cost of the privacy budget, and what to do with it."""
     from oneflare.cli import show
     from oneflare.cli.show_federation import disclosure
     from oneflare.federation.charter import short
     from oneflare.upload.disclosure import disclose
 
-    disclosure(disclose(out))
+    disclosure(disclose(made.path))
     if made.balance is not None:
         show.line(made.balance.text())
     state = "complete before, nothing to do" if made.complete_before else f"{made.summary.train_seconds:.1f} s"
-    show.line(f"trained ({state}). Send {out} to the coordinator of {charter.name}, by any road; nothing else.")
+    show.line(f"trained ({state}). Send {sent} to the coordinator of {charter.name}, by any road; nothing else.")
     show.line(f"fingerprint of the terms: {short(charter.fingerprint)}; compare it with the coordinator's")
     if not signed:
         show.line("not signed: the coordinator cannot tell who made it; --key signs it")

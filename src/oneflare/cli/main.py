@@ -20,13 +20,13 @@ from oneflare.cli import (
     doctor,
     flower,
     fusing,
+    keys,
     laboratory,
     manners,
     masked,
     models,
     parts,
     reporting,
-    server,
     study,
     trust,
 )
@@ -110,12 +110,12 @@ app.command("predict", rich_help_panel="Use a model")(models.predict)
 app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
 app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
-server.server.command("roster")(masked.roster)
-server.server.command("missing")(masked.missing)
-client.client.command("join")(masked.join)
-client.client.command("release")(masked.release)
-app.add_typer(server.server, name="server", rich_help_panel="Federate")
-app.add_typer(client.client, name="client", rich_help_panel="Federate")
+keys.server.command("roster")(masked.roster)
+keys.server.command("missing")(masked.missing)
+keys.client.command("join")(masked.join)
+keys.client.command("release")(masked.release)
+app.add_typer(keys.server, name="server", rich_help_panel="Federate")
+app.add_typer(keys.client, name="client", rich_help_panel="Federate")
 app.add_typer(client.upload, name="upload", rich_help_panel="Federate")
 app.add_typer(flower.flower, name="flower", rich_help_panel="Federate")
 manners.apply(app)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.client import ImageColumn, LabelColumn
+from oneflare.cli.client import ImageColumn, LabelColumn, PatientColumn
 from oneflare.cli.commands import Json
 from oneflare.cli.loading import FusionName, Key, Model, load
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def predict(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files of any size, or folders.")],
+    images: Annotated[
+        list[Path],
+        typer.Argument(metavar="IMAGES...", help="Image files of any size, folders, or tables (labels.csv)."),
+    ],
     json: Json = False,
     csv: Annotated[
         bool,
@@ -85,11 +88,13 @@ def evaluate(
         typer.Option(
             "--data",
             "-d",
-            help="Labelled images: a folder with one folder per class, or parquet with images and labels.",
+            help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
+            "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
         ),
     ],
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
+    patient_column: PatientColumn = None,
     fusion: FusionName = None,
     key: Key = None,
     json: Json = False,
@@ -106,11 +111,13 @@ def evaluate(
     """
     from oneflare.cli import show
     from oneflare.data.local import class_table, read_local
+    from oneflare.data.tables import Columns
     from oneflare.metrics import score
 
     loaded = load(model, fusion, key)
     task = loaded.task
-    local = read_local(data, task.classes, task.image, image_column=image_column, label_column=label_column)
+    columns = Columns(image_column, label_column, patient_column)
+    local = read_local(data, task.classes, task.image, columns=columns, part="test")
     scores = score(loaded.logits(local.split.images), local.split.labels)
     counts = class_table(local.split.labels, task.classes)
     if json:

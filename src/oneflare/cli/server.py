@@ -34,7 +34,8 @@ def init(
         str,
         typer.Option(
             "--classes",
-            help="Names of the classes: with commas between, one per line of a file, or the folders in a folder.",
+            help="Names of the classes: with commas between, one per line of a text file, the folders in a folder, or "
+            "the labels in a table (labels.csv).",
         ),
     ] = "",
     image_size: Annotated[
@@ -69,6 +70,9 @@ def init(
     ] = None,
     use: Annotated[str, typer.Option("--use", help="What the model is for; stated on its card.")] = "",
     limits: Annotated[str, typer.Option("--limits", help="What the model is not for; stated on its card.")] = "",
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Members encrypt their uploads, so that only you can read them.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write federation.yaml, the terms every member trains under, and say what to send.
@@ -84,6 +88,8 @@ def init(
     from oneflare.core.layers import parse_overrides
     from oneflare.federation.charter import FILE, new_charter, revised
     from oneflare.federation.member import upload_size
+    from oneflare.federation.opening import make_box
+    from oneflare.federation.recording import write_down
     from oneflare.federation.vouching import make_key
 
     path = folder / FILE
@@ -106,8 +112,9 @@ def init(
     with exclusive(folder, wait_seconds=WAIT_SECONDS):
         _refuse_existing(path)
         key = make_key(folder)  # after everything else was found right
-        charter = revised(charter, coordinator=key)
+        charter = revised(charter, coordinator=key, encryption=make_box(folder) if encrypt else None)
         charter.write(path)
+        write_down(charter, folder, [])
     size = upload_size(charter)
     if json:
         show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size})
@@ -120,8 +127,10 @@ def _what_to_send(folder: Path, charter: Charter, upload_bytes: float, *, signs:
     from oneflare.cli import show
     from oneflare.cli.show_federation import masked_next_steps
     from oneflare.federation.charter import FILE, short
+    from oneflare.federation.opening import PRIVATE as BOX
     from oneflare.federation.page import size_text
     from oneflare.federation.vouching import PRIVATE
+    from oneflare.upload.encryption import SUFFIX as ENCRYPTED
 
     path = folder / FILE
     until = f" until {charter.deadline:%Y-%m-%d %H:%M %Z}" if charter.deadline else ""
@@ -131,13 +140,16 @@ def _what_to_send(folder: Path, charter: Charter, upload_bytes: float, *, signs:
         show.done(f"{folder / PRIVATE}: your private key, which signs the models. Keep it, copy it to nobody.")
     else:
         show.done("Models will not be signed: pip install 'oneflare[sign]' before this command signs them.")
+    if charter.encryption is not None:
+        show.done(f"{folder / BOX}: your private key, which decrypts uploads. Without it nobody can read them.")
     if charter.terms.upload.masked is not None:
         masked_next_steps(folder, path)
         return
+    sent = f"NAME.safetensors{ENCRYPTED if charter.encryption is not None else ''}"
     show.done(f"\nSend {path} to every member, and nothing else. A member runs:")
     show.done("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
     show.done("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
-    show.done(f"and returns NAME.safetensors (about {size_text(upload_bytes)}){until}, by any road. You run:")
+    show.done(f"and returns {sent} (about {size_text(upload_bytes)}){until}, by any road. You run:")
     show.done(f"  oneflare server admit {folder} NAME NAME.pub          # for each key that arrives")
     show.done(f"  oneflare server fuse {folder} --uploads FOLDER")
     if not charter.members:
@@ -152,6 +164,7 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _class_names(text: str) -> list[str]:
+    from oneflare.data.tables import TEXT_SUFFIXES, label_names
     from oneflare.errors import ConfigError
 
     path = Path(text)
@@ -159,6 +172,8 @@ def _class_names(text: str) -> list[str]:
         raise ConfigError("--classes: name them, for example --classes cat,dog, or give a file or folder with them")
     if path.is_dir():
         return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
+        return list(label_names(path))
     if path.is_file():
         try:
             return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -192,17 +207,11 @@ def admit(
       oneflare server admit federation north north.pub
     """
     from oneflare.cli import show
-    from oneflare.core.files import exclusive
-    from oneflare.federation.charter import FILE, read_charter, revised
+    from oneflare.federation.keys import admit_member
     from oneflare.upload.signing import check_name, public_key_of
 
     public = None if key is None else public_key_of(key)
-    check_name(name)
-    read_charter(folder)  # refuses a folder that is no federation's before anything is written there
-    with exclusive(folder, wait_seconds=WAIT_SECONDS):
-        charter = read_charter(folder)
-        changed = revised(charter, members=dict(charter.members) | {name: public})
-        changed.write(folder / FILE)
+    charter, changed = admit_member(folder, check_name(name), public)
     how = "without a key: whoever uses this name is believed" if public is None else f"with key {public}"
     replaced = charter.members.get(name)
     instead = f", which replaces {replaced}" if replaced is not None and replaced != public else ""
@@ -237,7 +246,7 @@ def fuse(
     ] = None,
     test: Annotated[
         Path | None,
-        typer.Option("--test", help="Measure the model on these images of yours (class folders or parquet)."),
+        typer.Option("--test", help="Measure the model on these images of yours (class folders, a table or parquet)."),
     ] = None,
     releases: Annotated[
         Path | None,
@@ -247,7 +256,7 @@ def fuse(
         Path | None,
         typer.Option(
             "--check-images",
-            help="Check the effect of each member on these images of yours (class folders or parquet).",
+            help="Check the effect of each member on these images of yours (class folders, a table or parquet).",
         ),
     ] = None,
     check_points: Annotated[
@@ -321,7 +330,7 @@ def _test_images(folder: Path, charter: Charter, *, quiet: bool) -> Split:
     from oneflare.cli import show
     from oneflare.data.local import read_local
 
-    found = read_local(folder, charter.classes, charter.image.spec())
+    found = read_local(folder, charter.classes, charter.image.spec(), part="test")
     for text in () if quiet else found.notes:
         show.note(f"note: {text}")
     return found.split
@@ -331,5 +340,5 @@ def _admission(folder: Path, charter: Charter, points: float, approved: Sequence
     from oneflare.data.local import read_local
     from oneflare.federation.admission import Admission
 
-    own = read_local(folder, charter.classes, charter.image.spec()).split
+    own = read_local(folder, charter.classes, charter.image.spec(), part="test").split
     return Admission(own, points, tuple(approved))

@@ -24,6 +24,7 @@ from oneflare.federation.page import change_lines, size_text
 if TYPE_CHECKING:
     from oneflare.data import ClientData
     from oneflare.data.images import Damaged
+    from oneflare.data.labelled import Inventory, Problem
     from oneflare.federation.charter import Charter
     from oneflare.federation.coordinator import FusedFederation
     from oneflare.federation.result import FederationResult, MaskedTotal
@@ -50,12 +51,15 @@ def announce(charter: Charter, member: str, data: ClientData, notes: tuple[str, 
         note(f"warning: the deadline {charter.deadline:%Y-%m-%d %H:%M %Z} has passed; ask whether it is still taken")
 
 
-def list_damaged(damaged: Sequence[Damaged], *, json: bool = False) -> None:
-    """Every image that cannot be used, with the reason, on stdout."""
+def list_damaged(problems: Sequence[Damaged | Problem], found: Inventory | None = None, *, json: bool = False) -> None:
+    """What was found, and everything that cannot be used with the reason, on stdout."""
     if json:
-        as_json({"damaged": [row._asdict() for row in damaged]})
+        counted = {} if found is None else {"found": found.to_dict()}
+        as_json(counted | {"damaged": [row._asdict() for row in problems]})
         return
-    for row in damaged:
+    if found is not None:
+        line(found.words())
+    for row in problems:
         line(f"{row.name}: {row.reason}")
 
 

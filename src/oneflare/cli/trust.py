@@ -47,7 +47,7 @@ def attacks(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Poison the uploads of some members in six ways and measure every fusion.
+    """Poison the uploads of some members in many ways (networks, counts, statistics, densities); measure every fusion.
 
     [bold]Example[/bold]
 

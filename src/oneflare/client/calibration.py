@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from oneflare.core.seeds import torch_generator
-from oneflare.data import ClientData, Split, prepare
+from oneflare.data import ClientData, prepare
+from oneflare.data.patients import held_out_rows
 from oneflare.nn import PrototypeNetwork
 from oneflare.upload import KNOWN, Contract
 
@@ -16,20 +17,24 @@ TRUST: tuple[float, ...] = (0.0, *(2.0 ** (e / 4) for e in range(-16, 17)))
 
 
 def hold_out(data: ClientData, share: float, stream: tuple[int, int]) -> tuple[ClientData, ClientData | None]:
-    """What a client trains on, and the part of each class that it keeps back; None if nothing is kept back."""
-    order = torch.randperm(len(data), generator=torch_generator(*stream, "hold-out"))
-    labels = data.labels[order]
-    held = torch.zeros(len(data), dtype=torch.bool)
-    for label in labels.unique():
-        rows = (labels == label).nonzero().squeeze(1)
-        held[rows[: int(share * len(rows))]] = True
+    """What a client trains on, and the part of each class that it keeps back; None if nothing is kept back.
+
+    Where patients are known, all images of a patient are on the same side.
+    """
+    generator = torch_generator(*stream, "hold-out")
+    if data.patients is not None:
+        order = torch.arange(len(data))
+        held = held_out_rows(data.labels, data.patients, share, generator)
+    else:
+        order = torch.randperm(len(data), generator=generator)
+        labels = data.labels[order]
+        held = torch.zeros(len(data), dtype=torch.bool)
+        for label in labels.unique():
+            rows = (labels == label).nonzero().squeeze(1)
+            held[rows[: int(share * len(rows))]] = True
     if not bool(held.any()):
         return data, None
-    kept, back = (
-        ClientData.of(Split(data.images[rows], data.labels[rows]), len(data.counts))
-        for rows in (order[~held].sort().values, order[held].sort().values)
-    )
-    return kept, back
+    return data.take(order[~held].sort().values), data.take(order[held].sort().values)
 
 
 @torch.no_grad()

@@ -191,7 +191,9 @@ class Cohort:
         weights = self.first.objective.terms
         local = torch.stack([weights[name] * term for name, term in terms.items()]).sum(0)
         target = self.first.target
-        pull = None if target is None else Pull(self.parameters["prototypes"], target.at(progress))
+        pull = None
+        if target is not None:
+            pull = Pull(self.parameters["prototypes"], target.at(progress), labels, self.first.pull)
         if pull is None:
             local.sum().backward()
         else:

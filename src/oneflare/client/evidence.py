@@ -21,6 +21,9 @@ from oneflare.upload.evidence import (
     HEAD,
     INPUTS,
     MEAN,
+    RAW_MEAN,
+    RAW_VARIANCE,
+    UNKNOWN,
     VARIANCE,
     linear_maps,
     map_shape,
@@ -43,17 +46,22 @@ def measure_evidence(
     offered = offers(names)
     network.eval()
     sums: dict[str, Tensor] = {}
-    passes = _blocks(network, data, image) if offered - {"density"} else ()
+    passes = _blocks(network, data, image) if offered - {"density", UNKNOWN} else ()
     for inputs, labels in passes:
         parts: dict[str, Tensor] = {}
         if offered & {"moments", "class_means"}:
             parts |= _feature_sums(network, inputs, labels, len(data.counts))
+        if "raw_moments" in offered:
+            parts |= _raw_sums(network, inputs)
         if "gram" in offered:
             parts |= _factor_sums(network, inputs, labels, gradients="kronecker" in offered)
         if "fisher" in offered:
             parts |= _fisher_sums(network, inputs, labels)
         sums = {name: part if name not in sums else sums[name] + part for name, part in parts.items()}
     evidence = _means(sums, data, offered)
+    if UNKNOWN in offered:
+        assert network.unknown is not None
+        evidence[UNKNOWN] = network.unknown.detach().float().cpu().contiguous()
     if "density" in offered:
         evidence |= measure_density(network, data, image)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in evidence.values()):
@@ -78,6 +86,9 @@ def _means(sums: Mapping[str, Tensor], data: ClientData, offered: frozenset[str]
             if "moments" in offered:
                 mean = total.sum(0) / n
                 result |= {MEAN: mean, VARIANCE: (sums[VARIANCE].cpu() / n - mean.square()).clamp(min=0)}
+        elif name == RAW_MEAN:
+            mean = total / n
+            result |= {RAW_MEAN: mean, RAW_VARIANCE: (sums[RAW_VARIANCE].cpu() / n - mean.square()).clamp(min=0)}
         elif name.startswith((INPUTS, GRADIENTS)):
             result[name] = total.masked_select(triangle(len(total)).cpu()) / n
         elif name.startswith(FISHER):
@@ -91,6 +102,13 @@ def _feature_sums(network: PrototypeNetwork, inputs: Tensor, labels: Tensor, cla
     features = network(inputs).double()
     sums = torch.zeros(classes, features.shape[1], dtype=torch.float64, device=features.device)
     return {CLASS_MEANS: sums.index_add_(0, labels, features), VARIANCE: features.square().sum(0)}
+
+
+@torch.no_grad()
+def _raw_sums(network: PrototypeNetwork, inputs: Tensor) -> dict[str, Tensor]:
+    """sum of f, and sum of f^2"""
+    features = network.encoder(inputs).double()
+    return {RAW_MEAN: features.sum(0), RAW_VARIANCE: features.square().sum(0)}
 
 
 def _factor_sums(network: PrototypeNetwork, inputs: Tensor, labels: Tensor, *, gradients: bool) -> dict[str, Tensor]:
@@ -149,7 +167,7 @@ def _rows(module: nn.Module, inputs: Tensor) -> Tensor:
 
 def _fisher_sums(network: PrototypeNetwork, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """sum over images of (dl/dw)^2"""
-    parameters = {name: tensor.detach() for name, tensor in network.named_parameters()}
+    parameters = {name: tensor.detach() for name, tensor in network.named_parameters() if name != UNKNOWN}
     buffers = dict(network.named_buffers())
 
     def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from oneflare.core.schedules import build_schedule, peak, restart_steps
 from oneflare.core.seeds import torch_generator
 from oneflare.data import Augmentation, ClientData
 from oneflare.errors import TrainingError
-from oneflare.nn import PrototypeNetwork, Target, build_target
+from oneflare.nn import PrototypeNetwork, Target, add_unknown, build_target
 from oneflare.nn.hardware import PRECISIONS, Workload, choose_device, choose_precision, precision_name
 from oneflare.nn.optimisers import (
     SGD,
@@ -38,12 +38,15 @@ from oneflare.objective import (
     Batch,
     ClientFacts,
     Controller,
+    OutlierMaker,
     Proximal,
     Pull,
+    PullOptions,
     build_bank,
     build_controller,
     local_terms,
 )
+from oneflare.objective.terms import Outliers
 
 DIVERGED = "the loss became NaN or infinite in epoch {epoch}; lower train.lr or train.clip"
 
@@ -82,6 +85,7 @@ class LocalTraining:
         self.controller.to(self.device)
         self.target = None if aim.target is None else aim.target.to(self.device)
         self.objective = objective = aim.objective
+        self.pull = PullOptions(objective.align_classes == "seen", objective.align_reduction == "per_prototype")
         self.train = train
         self.stream = stream
         self.schedule = build_schedule(train.schedule)
@@ -93,6 +97,7 @@ class LocalTraining:
         self.proximal = Proximal(trained, objective.proximal) if objective.proximal else None
         settings = StepSettings(train.momentum, train.weight_decay, train.clip)
         self.optimizer = build_optimiser(train.optimiser, trained, settings)
+        self.outliers: OutlierMaker | None = None
         self.batches = math.ceil(len(data) / train.batch_size)
         self.restarts = restart_steps(self.schedule, self.total_steps) if train.momentum_reset else frozenset()
         self.thermostat = Thermostat(train.thermostat, self.batches) if train.thermostat else None
@@ -116,6 +121,8 @@ class LocalTraining:
         order = torch.randperm(len(self.data), generator=torch_generator(seed, client, "order", self.epoch))
         draws = torch_generator(seed, client, "augment", self.epoch)
         noise = torch_generator(seed, client, "thermostat", self.epoch) if self.thermostat else None
+        if self.objective.open_set:
+            self.outliers = OutlierMaker(torch_generator(seed, client, "outliers", self.epoch))
         totals: Tensor | None = None
         names: list[str] = []
         correct = torch.zeros((), device=self.device)
@@ -154,11 +161,11 @@ class LocalTraining:
 
     def step(self, views: Tensor, labels: Tensor, progress: float) -> tuple[dict[str, Tensor], Tensor]:
         """One update. views: `(2B, c, h, w)`, labels: `(2B,)`. Returns detached losses by name, and the hits."""
-        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            features = self.network.encoder(views)
-        batch = self._batch(features, labels, self.network)
+        batch = self._batch(*self._features(views, labels), labels, self.network)
         terms, local = self._local(batch)
-        pull = None if self.target is None else Pull(self.network.prototypes, self.target.at(progress))
+        pull = None
+        if self.target is not None:
+            pull = Pull(self.network.prototypes, self.target.at(progress), labels, self.pull)
         loss = local if pull is None or self.aligning else self.controller.loss(local, pull.loss, progress)
         loss.backward()
         if pull is not None:
@@ -174,7 +181,18 @@ class LocalTraining:
             hits = (batch.logits.argmax(1) == labels).sum()
         return {"local": local.detach(), **{name: term.detach() for name, term in terms.items()}}, hits
 
-    def _batch(self, features: Tensor, labels: Tensor, network: PrototypeNetwork) -> Batch:
+    def _features(self, views: Tensor, labels: Tensor) -> tuple[Tensor, Outliers | None]:
+        """Raw features of the views, and outliers: those pass through the encoder together with the views, so that both
+        meet the same batch-norm statistics."""
+        network, maker = self.network, self.outliers
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+            if maker is None or network.unknown is None:
+                return network.encoder(views), None
+            inputs = maker.images(views, network.encoder, network.prototypes, network.unknown)
+            features, others = network.encoder(torch.cat([views, inputs])).float().tensor_split([len(views)])
+        return features, maker.outliers(others, features, labels, network.unknown)
+
+    def _batch(self, features: Tensor, outliers: Outliers | None, labels: Tensor, network: PrototypeNetwork) -> Batch:
         return Batch(
             nn.functional.normalize(features.float(), dim=1),
             labels,
@@ -182,6 +200,7 @@ class LocalTraining:
             self.objective.supcon_temperature,
             self.objective.proto_temperature,
             None if self.bank is None else self.bank.pairs(),
+            outliers,
         )
 
     def _local(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
@@ -208,7 +227,7 @@ class LocalTraining:
         network = copy.deepcopy(self.network).train()
 
         def loss() -> Tensor:
-            return self._local(self._batch(network.encoder(views), labels, network))[1]
+            return self._local(self._batch(network.encoder(views), None, labels, network))[1]
 
         start = torch_generator(seed, client, "curvature", "start")
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -240,6 +259,8 @@ class LocalTraining:
 def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
     experiment, contract = job.experiment, job.contract
     network = shared_start(experiment, contract, job.encoder)
+    if experiment.objective.open_set:
+        add_unknown(network, experiment.seed)
     train = experiment.train
     if job.precision is not None:
         train = train.model_copy(update={"precision": job.precision})

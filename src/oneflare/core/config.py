@@ -68,8 +68,9 @@ class Pixels(Section):
     background: Annotated[tuple[Byte, Byte, Byte], BeforeValidator(_colour)] = Field(
         (255, 255, 255), description="what transparent places show: white, black or [red, green, blue]"
     )
-    page: int | None = Field(
-        None, ge=1, le=1000, description="page of a file with several, from 1; default: such files are refused"
+    page: Annotated[int, Field(ge=1, le=1000)] | Literal["middle"] | None = Field(
+        None,
+        description="page, frame or slice of a file with several, from 1, or middle; default: such files are refused",
     )
 
     @model_validator(mode="after")
@@ -81,6 +82,10 @@ class Pixels(Section):
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError("low must be smaller than high")
         return self
+
+    def page_of(self, pages: int) -> int | None:
+        """Which of so many pages is read, from 1; None: only a single one."""
+        return (pages + 1) // 2 if self.page == "middle" else self.page
 
     @property
     def covers_deep(self) -> bool:
@@ -117,6 +122,11 @@ class DataConfig(Section):
         None, description="leave out images of a folder that cannot be used, and note how many; default: refuse them"
     )
     test_fraction: float = Field(0.2, gt=0, lt=1, description="held out where a folder has no test part")
+    patients: bool | None = Field(
+        None,
+        description="false: ignore the patients that a table or the folders below class folders name; default: their "
+        "images stay together",
+    )
     seed: int = Field(0, ge=0, description="seed of the subsets, shared by all runs")
     public: int | None = Field(
         None, ge=1, description="training images set aside as a public split, which no client owns; default: none"
@@ -157,6 +167,15 @@ class ObjectiveConfig(Section):
     supcon_temperature: float = Field(0.07, gt=0)
     proto_temperature: float = Field(1.0, gt=0)
     pcgrad: bool = Field(False, description="where the pull of the anchors opposes the local gradient, project it out")
+    align_classes: Literal["all", "seen"] | None = Field(
+        None,
+        description="prototypes that the anchors pull: of all classes, or of those in the current batch; default: all",
+    )
+    align_reduction: Literal["mean", "per_prototype"] | None = Field(
+        None,
+        description="what lambda weighs: the mean over all C d entries, whose pull on one prototype falls with C "
+        "and d; or per prototype, the pull that the mean has at 10 classes and 512 features; default: mean",
+    )
     bank: Component | None = Field(None, description="features to contrast with: memory or public; default: none")
     alignment_epochs: int | None = Field(
         None, ge=1, description="first epochs that contrast with the public bank only; then the local loss without it"
@@ -173,9 +192,14 @@ class ObjectiveConfig(Section):
         return self.bank is not None and self.bank["name"] == "public"
 
     @property
+    def open_set(self) -> bool:
+        """Whether there is a class "unknown", which has a prototype of its own and outliers to train it."""
+        return bool(self.terms.get("open_set"))
+
+    @property
     def has_additions(self) -> bool:
-        """Whether a client uses a bank, stages, a proximal term or frozen prototypes beside its loss terms."""
-        return bool(self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
+        """Whether a client uses outliers, a bank, stages, a proximal term or frozen prototypes beside its terms."""
+        return bool(self.open_set or self.bank or self.alignment_epochs or self.proximal or self.freeze_prototypes)
 
 
 class TrainConfig(Section):
@@ -360,7 +384,7 @@ class Experiment(Section):
 
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""
-        absent = {key for key in ("public", "pixels", "skip_damaged") if getattr(self.data, key) is None}
+        absent = {key for key in ("public", "pixels", "skip_damaged", "patients") if getattr(self.data, key) is None}
         return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(), self.seed])
 
 

@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,8 +30,17 @@ def write_bytes(path: Path, *content: bytes | bytearray) -> None:
 
     Several pieces are written one behind the other, without a copy of all together.
     """
+    with writing(path) as file:
+        for piece in content:
+            file.write(piece)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write piece by piece, which appears under its name when all of it was written, and else not at all."""
     try:
-        _write_whole(path, content)
+        with _written_whole(path) as file:
+            yield file
     except OSError as error:
         raise RunError(
             f"{path} cannot be written ({error.strerror or error}); make room or choose another folder, "
@@ -39,14 +48,14 @@ def write_bytes(path: Path, *content: bytes | bytearray) -> None:
         ) from error
 
 
-def _write_whole(path: Path, content: Sequence[bytes | bytearray]) -> None:
+@contextlib.contextmanager
+def _written_whole(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.{os.getpid()}."
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=TEMPORARY_SUFFIX)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            for piece in content:
-                file.write(piece)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

@@ -14,6 +14,7 @@ from torch import Tensor
 from oneflare.core.config import Pixels
 from oneflare.core.registry import one_line
 from oneflare.core.seeds import torch_generator
+from oneflare.data.patients import held_out_rows
 from oneflare.errors import ConfigError, DataError, did_you_mean
 
 GREY_STATISTICS = ((0.5,), (0.25,))
@@ -59,13 +60,18 @@ class ImageSpec:
 
 
 class Split(NamedTuple):
-    """images: `(n, channels, size, size)`, uint8 or float32 in [0, 1]; labels: `(n,)` int64."""
+    """images: `(n, channels, size, size)`, uint8 or float32 in [0, 1]; labels: `(n,)` int64.
+
+    patients: `(n,)` int64, where it is known whose images they are; the numbers mean nothing elsewhere
+    """
 
     images: Tensor
     labels: Tensor
+    patients: Tensor | None = None
 
     def take(self, indices: Tensor) -> Split:
-        return Split(self.images[indices], self.labels[indices])
+        patients = None if self.patients is None else self.patients[indices]
+        return Split(self.images[indices], self.labels[indices], patients)
 
 
 @dataclass(frozen=True)
@@ -118,10 +124,16 @@ class ClientData:
     labels: Tensor
     counts: Tensor
     """`(C,)` samples of each class"""
+    patients: Tensor | None = None
+    """`(n,)` whose image each is, in numbers, where that is known"""
 
     @classmethod
     def of(cls, split: Split, classes: int) -> ClientData:
-        return cls(split.images, split.labels, torch.bincount(split.labels, minlength=classes))
+        counts = torch.bincount(split.labels, minlength=classes)
+        return cls(split.images, split.labels, counts, split.patients)
+
+    def take(self, rows: Tensor) -> ClientData:
+        return ClientData.of(Split(self.images, self.labels, self.patients).take(rows), len(self.counts))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -217,15 +229,21 @@ def _numbered(
 
 
 def hold_out(split: Split, fraction: float, seed: int = 0) -> tuple[Split, Split]:
-    """A fixed, class-by-class split into training and test images."""
+    """A fixed split into training and test images: class by class, or by whole patients where they are known."""
     generator = torch_generator(seed, "hold-out")
-    test = torch.zeros(len(split.labels), dtype=torch.bool)
-    for label in split.labels.unique():
-        members = (split.labels == label).nonzero().squeeze(1)
-        order = members[torch.randperm(len(members), generator=generator)]
-        test[order[: round(len(members) * fraction)]] = True
+    if split.patients is not None:
+        test = held_out_rows(split.labels, split.patients, fraction, generator)
+    else:
+        test = torch.zeros(len(split.labels), dtype=torch.bool)
+        for label in split.labels.unique():
+            members = (split.labels == label).nonzero().squeeze(1)
+            order = members[torch.randperm(len(members), generator=generator)]
+            test[order[: round(len(members) * fraction)]] = True
     if not bool(test.any()) or bool(test.all()):
-        raise DataError(f"{len(split.labels)} images are too few to hold out a {fraction:.0%} test part; give one")
+        whose = "" if split.patients is None else f" of {len(split.patients.unique())} patients"
+        raise DataError(
+            f"{len(split.labels)} images{whose} are too few to hold out a {fraction:.0%} test part; give one"
+        )
     return split.take((~test).nonzero().squeeze(1)), split.take(test.nonzero().squeeze(1))
 
 

@@ -6,6 +6,7 @@ Nothing is guessed: an image that the rule does not cover is refused with the re
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -15,35 +16,33 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from oneflare.core.config import Pixels
+from oneflare.data import dicom, nifti
+from oneflare.data.brightness import MOST_PIXELS, Array, Refusal, Stored, brightness, check_size, chosen_page
 from oneflare.data.dataset import ImageSpec
+from oneflare.data.tiff import NOT_READ, is_tiff, refuse_misread, refuse_wrapped
 from oneflare.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow
 
-    Array = np.ndarray[Any, Any]
-
 Source = bytes | Path
 """an encoded image, or the file that holds it"""
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".dcm", ".nii"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
-MOST_PIXELS = 80_000_000
-"""of one image; it is refused before it is decoded"""
+KINDS = "png, jpg, bmp, gif, webp, tif, dcm, nii"
+HEAD = 1024
+"""bytes that tell what kind of file it is"""
 ORIENTATION = 0x0112
 PHOTOMETRIC = 262
 FEW = 2
 """sizes that a note tells one by one"""
 GREY_MODES = ("1", "L", "LA", "La", "F")
-
-
-class Refusal(Exception):
-    """Why an image cannot be used, in words that follow its name."""
 
 
 class Damaged(NamedTuple):
@@ -65,6 +64,8 @@ class Decoded(NamedTuple):
     """width and height before it was resized, after it was turned"""
     grey: bool
     changes: frozenset[str]
+    kind: str
+    """of the file, such as PNG"""
 
 
 def decode(sources: Sequence[Source], names: Sequence[str], image: ImageSpec) -> torch.Tensor:
@@ -95,13 +96,9 @@ def decode_all(
         except Exception as error:  # foreign bytes make decoders raise many kinds
             return Damaged(names[row], _reason(error))
 
-    from PIL import Image
-
     result: list[Array] = []
     damaged: dict[int, Damaged] = {}
-    with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        warnings.simplefilter("error", Image.DecompressionBombWarning)  # beyond our own limit, which refuses it
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # about damage in fields that nobody reads
+    with _quiet(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         for row, answer in enumerate(pool.map(one, range(len(sources)))):
             if isinstance(answer, Damaged):
                 damaged[row] = answer
@@ -114,13 +111,55 @@ def decode_all(
     return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous(), damaged
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Decoders warn about damage in fields that nobody reads."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)  # beyond our own limit, which refuses it
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+def is_image_file(path: Path) -> bool:
+    """Whether a file counts as an image: by the end of its name, or because it begins as DICOM whatever its name is."""
+    name = path.name.lower()
+    if name[0] == "." or not path.is_file():
+        return False
+    if path.suffix.lower() in IMAGE_SUFFIXES or name.endswith(".nii.gz"):
+        return True
+    try:
+        return path.name != dicom.DIRECTORY and dicom.is_dicom(_head(path))
+    except OSError:
+        return False
+
+
 def is_grey(source: Source) -> bool | None:
     """Whether an encoded image has no colour; None where it cannot be read."""
     try:
-        with _opened(source) as image:
-            return _has_no_colour(image.mode)
+        return shape_of(source)[2]
     except Exception:  # foreign bytes; decoding says what is wrong with them
         return None
+
+
+def shape_of(source: Source) -> tuple[int, int, bool]:
+    """Width, height and whether it is grey, from the header alone. Foreign bytes raise many kinds of exception."""
+    head = _head(source)
+    if dicom.is_dicom(head):
+        return dicom.summary(source)
+    if nifti.is_nifti(head):
+        volume = nifti.summary(source)
+        return volume.width, volume.height, True
+    with _opened(source) as image:
+        return *image.size, _has_no_colour(image.mode)
+
+
+def _head(source: Source) -> bytes:
+    if isinstance(source, bytes):
+        return source[:HEAD]
+    with source.open("rb") as file:
+        return file.read(HEAD)
 
 
 def _has_no_colour(mode: str) -> bool:
@@ -128,62 +167,79 @@ def _has_no_colour(mode: str) -> bool:
 
 
 def _opened(source: Source) -> Pillow.Image:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if not (source if isinstance(source, bytes) else source.stat().st_size):
         raise Refusal("it is empty")
-    image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise Refusal(f"its {width}x{height} pixels exceed the limit of {MOST_PIXELS:,}; reduce it")
+    try:
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise Refusal(NOT_READ if is_tiff(_head(source)) else f"it is damaged or not an image ({KINDS})") from None
+    check_size(*image.size)
     return image
 
 
 def _decode_one(source: Source, spec: ImageSpec) -> Decoded:
     from PIL import Image
 
-    rule, changes = spec.pixels, set[str]()
-    with _opened(source) as image:
-        _turn_to_page(image, rule, changes)
-        tag_before = getattr(image, "tag_v2", {}).get(ORIENTATION, 1)  # TIFF images are turned as they are loaded
-        deep = _is_deep(image, rule, changes)
-        image.load()
-        grey = _has_no_colour(image.mode)
-        if deep:
-            flat = _scaled(image, rule, changes)
-        else:
-            if image.mode == "CMYK":
-                changes.add("cmyk")
-            shown = image if rule is None else _on_background(image, rule, changes)
-            flat = shown.convert("RGB" if spec.channels == 3 else "L")
-        if rule is not None:
-            flat = _upright(flat, image, changes)
-            if tag_before not in (0, 1):
-                changes.add("turned")
-        size = flat.size
-        if size != (spec.size, spec.size):
-            flat = flat.resize((spec.size, spec.size), Image.Resampling.BILINEAR)
+    changes = set[str]()
+    flat, grey, kind = _flat(source, spec, changes)
+    size = flat.size
+    if size != (spec.size, spec.size):
+        flat = flat.resize((spec.size, spec.size), Image.Resampling.BILINEAR)
     pixels = np.asarray(flat)
-    if deep:
+    if flat.mode == "F":
         pixels = pixels.round().clip(0, 255).astype(np.uint8)
         pixels = np.repeat(pixels[:, :, None], spec.channels, axis=2)
-    return Decoded(pixels.reshape(spec.size, spec.size, spec.channels), size, grey, frozenset(changes))
+    return Decoded(pixels.reshape(spec.size, spec.size, spec.channels), size, grey, frozenset(changes), kind)
+
+
+def _flat(source: Source, spec: ImageSpec, changes: set[str]) -> tuple[Pillow.Image, bool, str]:
+    """The image as a viewer shows it, of floats from 0 to 255 where it had more than 8 bits; whether it is grey; its
+    kind."""
+    from PIL import Image
+
+    head, reader = _head(source), None
+    if dicom.is_dicom(head):
+        reader = dicom.read
+    elif nifti.is_nifti(head):
+        reader = nifti.read
+    if reader is not None:
+        scan = reader(source, spec.pixels, changes)
+        shown = Image.fromarray(scan.pixels)
+        grey = scan.pixels.ndim == 2
+        return shown if grey or spec.channels == 3 else shown.convert("L"), grey, scan.kind
+    with _opened(source) as image:
+        kind = image.format or ""
+        return *_flat_picture(image, spec, changes), kind
+
+
+def _flat_picture(image: Pillow.Image, spec: ImageSpec, changes: set[str]) -> tuple[Pillow.Image, bool]:
+    rule = spec.pixels
+    _turn_to_page(image, rule, changes)
+    refuse_misread(image)
+    tag_before = getattr(image, "tag_v2", {}).get(ORIENTATION, 1)  # TIFF images are turned as they are loaded
+    deep = _is_deep(image, rule, changes)
+    image.load()
+    grey = _has_no_colour(image.mode)
+    if deep:
+        flat = _scaled(image, rule, changes)
+    else:
+        if image.mode == "CMYK":
+            changes.add("cmyk")
+        shown = image if rule is None else _on_background(image, rule, changes)
+        flat = shown.convert("RGB" if spec.channels == 3 else "L")
+    if rule is not None:
+        flat = _upright(flat, image, changes)
+        if tag_before not in (0, 1):
+            changes.add("turned")
+    return flat, grey
 
 
 def _turn_to_page(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> None:
     if rule is None or image.format == "MPO":  # cameras put a preview behind the photograph
         return
-    page = rule.page or 1
-    try:
-        image.seek(1 if rule.page is None else page - 1)
-    except EOFError:
-        if page > 1:
-            raise Refusal(f"it has fewer than {page} pages, and pixels.page={page} was agreed") from None
-        return
-    if rule.page is None:
-        raise Refusal("it has more than one page or frame; split it, or agree on one (pixels.page=1)")
-    if page > 1:
-        changes.add("page")
+    image.seek(chosen_page(int(getattr(image, "n_frames", 1)), rule, changes))
 
 
 def _is_deep(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> bool:
@@ -206,33 +262,11 @@ def _scaled(image: Pillow.Image, rule: Pixels | None, changes: set[str]) -> Pill
     """Numbers of more than 8 bits, or floats, as brightness from 0 to 255 (a float image)."""
     from PIL import Image
 
-    floating = image.mode == "F"
     values: Array = np.asarray(image).astype(np.float64 if image.mode == "I" else np.float32)
-    if not np.isfinite(values).all():
-        raise Refusal("it holds numbers that are not finite")
-    least, most = float(values.min()), float(values.max())
-    span = f"{'floating-point' if floating else '16-bit'} values ({least:g} to {most:g})"
-    if rule is None:
-        raise Refusal(f"this model was trained without a rule for {span}; give it an 8-bit image")
-    if rule.bits is None and rule.low is None:
-        raise Refusal(
-            f"no rule says how its {span} become brightness; before training, set pixels.bits for whole numbers, or "
-            "pixels.low and pixels.high (data.pixels of a run, image.pixels of a federation); a model that was trained "
-            "without such a rule takes 8-bit images"
-        )
-    if rule.bits is not None and floating:
-        raise Refusal(f"pixels.bits does not cover {span}; set pixels.low and pixels.high instead")
-    low, high = rule.window
-    if rule.bits is not None and (least < low or most > high):
-        raise Refusal(f"its {span} do not fit in pixels.bits={rule.bits}, which holds {low:g} to {high:g}")
-    changes.add("scaled")
-    if least < low or most > high:
-        changes.add("clipped")
-    unit = ((values - low) / (high - low)).clip(0, 1).astype(np.float32)
-    if getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0:
-        changes.add("inverted")
-        unit = 1 - unit
-    return Image.fromarray(unit * np.float32(255))
+    refuse_wrapped(image, values)
+    white_is_least = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0
+    stored = Stored(values, "floating-point" if image.mode == "F" else "16-bit", white_is_least=white_is_least)
+    return Image.fromarray(brightness(stored, rule, changes))
 
 
 def _on_background(image: Pillow.Image, rule: Pixels, changes: set[str]) -> Pillow.Image:
@@ -271,13 +305,11 @@ def _upright(flat: Pillow.Image, image: Pillow.Image, changes: set[str]) -> Pill
 
 
 def _reason(error: Exception) -> str:
-    """One line; the decoder's words for bytes that are no image name an object in memory."""
-    from PIL import Image, UnidentifiedImageError
+    """One line."""
+    from PIL import Image
 
     if isinstance(error, Refusal):
         return str(error)
-    if isinstance(error, UnidentifiedImageError):
-        return "it is damaged or not an image (png, jpg, bmp, gif, webp, tif)"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"it has more pixels than the limit of {MOST_PIXELS:,}; reduce it"
     if isinstance(error, MemoryError):
@@ -291,10 +323,13 @@ def _reason(error: Exception) -> str:
 CHANGES = {
     "scaled": "were scaled from more than 8 bits to brightness by {rule}",
     "clipped": "have values outside {rule}, which were clipped",
-    "inverted": "store white as 0 and were inverted",
+    "own window": "have more than 8 bits and are shown by the window in their own files; pixels.low and pixels.high "
+    "would show all members' images alike",
+    "annotated": "say that text is burned into their pixels; look whether it names a patient",
+    "inverted": "store white as the smallest value and were inverted",
     "turned": "were turned upright by their EXIF tag",
     "transparent": "have transparent places, which were given the colour {background}",
-    "page": "have several pages, of which page {page} was read",
+    "page": "have several pages, frames or slices, of which {page} was read",
     "cmyk": "are in CMYK and were turned to RGB without their colour profile",
 }
 
@@ -307,10 +342,14 @@ class Tally:
     images: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     reduced: set[tuple[int, int]] = field(default_factory=set)
+    kinds: Counter[str] = field(default_factory=Counter)
+    sizes: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, decoded: Decoded) -> None:
         (width, height), size = decoded.size, self.image.size
         self.images += 1
+        self.kinds[decoded.kind] += 1
+        self.sizes.add((width, height))
         self.counts.update(decoded.changes)
         if min(width, height) < size:
             self.counts["enlarged"] += 1
@@ -322,6 +361,11 @@ class Tally:
         self.counts["grey"] += self.image.channels == 3 and decoded.grey
         ruled = self.image.pixels is not None and self.image.pixels.covers_deep
         self.counts["shallow"] += ruled and "scaled" not in decoded.changes
+
+    def span(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """The smallest and the largest size."""
+        ordered = sorted(self.sizes, key=lambda size: (math.prod(size), size))
+        return (ordered[0], ordered[-1]) if ordered else None
 
     def notes(self) -> tuple[str, ...]:
         """One sentence for every kind of change."""
@@ -346,6 +390,7 @@ class Tally:
         }
         if self.counts["scaled"]:
             texts["shallow"] = f"have 8 bits and keep their own 0 to 255; the others follow {rule.words}"
+        page = "the middle one" if rule.page == "middle" else f"page {rule.page or 1}"
         for kind, text in texts.items():
             if self.counts[kind]:
-                yield kind, text.format(rule=rule.words, background=list(rule.background), page=rule.page)
+                yield kind, text.format(rule=rule.words, background=list(rule.background), page=page)

@@ -1,4 +1,4 @@
-"""Reads a member's own images (class folders or parquet) and checks them against the terms of its federation."""
+"""Reads a member's own images (class folders, a table or parquet) and checks them against its federation's terms."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from torch import Tensor
 
 from oneflare.data.dataset import ImageSpec, Split
 from oneflare.data.images import Damaged
-from oneflare.data.labelled import BLOCK, Gathering, class_files
+from oneflare.data.labelled import BLOCK, Gathering, Inventory, LabelledFile, class_files
+from oneflare.data.tables import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    PATIENT_COLUMNS,
+    Columns,
+    Part,
+    find_table,
+    read_listing,
+)
 from oneflare.errors import DataError, did_you_mean
-
-IMAGE_COLUMNS = ("image", "img")
-LABEL_COLUMNS = ("label", "class", "fine_label")
 
 
 @dataclass(frozen=True)
@@ -27,16 +33,10 @@ class LocalData:
     split: Split
     notes: tuple[str, ...]
     """in plain words, for whoever owns the data"""
+    found: Inventory
+    """files by kind, sizes and patients, for whoever owns the data"""
     damaged: tuple[Damaged, ...] = ()
     """what was left out because it cannot be used"""
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Where a parquet file keeps images and labels; None: under one of the usual names."""
-
-    image: str | None = None
-    label: str | None = None
 
 
 def read_local(
@@ -44,43 +44,58 @@ def read_local(
     classes: Sequence[str],
     image: ImageSpec,
     *,
-    image_column: str | None = None,
-    label_column: str | None = None,
+    columns: Columns | None = None,
+    part: Part = "train",
     skip_damaged: bool = False,
 ) -> LocalData:
-    """Images and labels of a class folder, a parquet file, or a folder of parquet files.
+    """Images and labels of class folders, of a table of files, of a parquet file, or of a folder of parquet files.
 
-    Images that cannot be used are a `DamagedImages` error that knows all of them; with `skip_damaged` they are left
-    out, and a note says how many.
+    A table with a column `split` gives the rows of `part`. Images that cannot be used are a `DamagedImages` error that
+    knows all of them; with `skip_damaged` they are left out, and a note says how many.
     """
-    if not path.exists():
-        raise DataError(f"no data at {path}; give a folder with one folder per class, or a parquet file")
+    columns, notes = columns or Columns(), tuple[str, ...]()
     gathering = Gathering(image, classes)
-    tables = [path] if path.is_file() else sorted(path.glob("*.parquet"))
-    notes: list[str] = []
+    tables = _image_tables(path, columns)
     if tables:
-        _parquet(tables, gathering, Columns(image_column, label_column))
+        _parquet(tables, gathering, columns)
     else:
-        strange = _folder(path, gathering)
-        if strange:
-            notes.append(f"{strange} files are not images in a class folder and were left out")
+        files, notes = find_files(path, classes, columns, part)
+        gathering.add_files(files)
     split = gathering.split(skip_damaged=skip_damaged)
-    return LocalData(split, (*notes, *gathering.notes()), tuple(gathering.damaged))
+    return LocalData(split, (*notes, *gathering.notes()), gathering.inventory(), tuple(gathering.damaged))
 
 
-def _folder(root: Path, gathering: Gathering) -> int:
-    """Gathers the images; returns how many other files there are."""
-    classes = gathering.classes
+def find_files(
+    path: Path, classes: Sequence[str], columns: Columns, part: Part = "train"
+) -> tuple[list[LabelledFile], tuple[str, ...]]:
+    """The files of class folders or of a table, not yet read, and what should be known of those that were left out."""
+    table = find_table(path, columns)
+    if table is not None:
+        return read_listing(table, classes, columns).part(part)
+    files, strange = _folder(path, classes)
+    return files, (f"{strange} files are not images in a class folder and were left out",) if strange else ()
+
+
+def _image_tables(path: Path, columns: Columns) -> list[Path]:
+    """Parquet files that hold images; none where a table names the files."""
+    if not path.exists():
+        raise DataError(f"no data at {path}; give a folder with one folder per class, a table of files, or parquet")
+    if find_table(path, columns) is not None:
+        return []
+    return [path] if path.is_file() else sorted(path.glob("*.parquet"))
+
+
+def _folder(root: Path, classes: Sequence[str]) -> tuple[list[LabelledFile], int]:
+    """The images, and how many other files there are."""
     entries = sorted(entry for entry in root.iterdir() if entry.name[0] != ".")
     for entry in entries:
         if entry.is_dir() and entry.name not in classes:
             raise DataError(
                 f"{entry} is not a class of this federation{did_you_mean(entry.name, classes)}; "
-                "rename the folder, or give the one that holds the class folders"
+                "rename the folder, give the one that holds the class folders, or list the files in labels.csv"
             )
     files, strange = class_files(root, classes)
-    gathering.add_files(files)
-    return strange + sum(entry.is_file() for entry in entries)
+    return files, strange + sum(entry.is_file() for entry in entries)
 
 
 def _parquet(files: Sequence[Path], gathering: Gathering, columns: Columns) -> None:
@@ -94,14 +109,18 @@ def _parquet(files: Sequence[Path], gathering: Gathering, columns: Columns) -> N
             schema = table.schema_arrow
             pixels = _column(file, schema, columns.image, IMAGE_COLUMNS, "--image-column")
             target = _column(file, schema, columns.label, LABEL_COLUMNS, "--label-column")
+            whose = columns.patient or next((name for name in PATIENT_COLUMNS if name in schema.names), None)
+            if whose is not None:
+                _column(file, schema, whose, PATIENT_COLUMNS, "--patient-column")
             names = _label_names(schema, target)
             row = 0
-            for batch in table.iter_batches(BLOCK, columns=[pixels, target]):
+            for batch in table.iter_batches(BLOCK, columns=[pixels, target, *([whose] if whose else [])]):
                 contents = _contents(file, batch.column(pixels))
                 found = batch.column(target).to_pylist()
                 labels = [_label(file, row + k, value, names, gathering.classes) for k, value in enumerate(found)]
+                patients = _patients(batch.column(whose)) if whose else None
                 if contents:
-                    gathering.add(contents, [f"{file} row {row + k}" for k in range(len(contents))], labels)
+                    gathering.add(contents, [f"{file} row {row + k}" for k in range(len(contents))], labels, patients)
                 row += len(contents)
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -131,6 +150,10 @@ def _contents(file: Path, column: Any) -> list[bytes]:
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         raise DataError(f"{file}: the image column holds {column.type}, not the bytes of encoded images (png, jpg)")
     return [content or b"" for content in column.to_pylist()]
+
+
+def _patients(column: Any) -> list[str | None]:
+    return [None if value is None else str(value) for value in column.to_pylist()]
 
 
 def _label_names(schema: Any, column: str) -> Sequence[str] | None:

@@ -18,7 +18,9 @@ from oneflare.core.registry import Registry
 from oneflare.data.dataset import Dataset, ImageSpec, Split, draw_rows, hold_out
 from oneflare.data.hub import quick_hub
 from oneflare.data.images import decode, is_grey
-from oneflare.data.labelled import DamagedImages, Gathering, class_files
+from oneflare.data.labelled import DamagedImages, Gathering, LabelledFile, class_files
+from oneflare.data.patients import check_apart
+from oneflare.data.tables import Columns, Listing, find_table, read_listing
 from oneflare.errors import ConfigError, DataError
 
 SOURCES: Registry[Dataset] = Registry("data set")
@@ -122,46 +124,70 @@ def tiny_imagenet(config: DataConfig) -> Dataset:
 
 @SOURCES.register("folder")
 def folder(config: DataConfig) -> Dataset:
-    """Your images: data.path/train/CLASS/*.png with an optional test/ beside it, or data.path/CLASS/*.png.
+    """Your images: data.path/train/CLASS/*.png with an optional test/ beside it, data.path/CLASS/*.png, or a table.
 
-    Class folders may hold folders of their own (one per patient, say).
+    Class folders may hold one folder per patient. The table labels.csv in data.path, or data.path itself, has the
+    columns file and label, and may have patient and split.
     """
     if config.path is None:
-        raise DataError("data=folder needs data.path=FOLDER with one folder per class")
-    root = _existing(Path(config.path))
+        raise DataError("data=folder needs data.path=FOLDER with one folder per class, or a table labels.csv")
+    found = _found(Path(config.path))
+    files, held_out = (
+        None if part is None else [file._replace(patient=None) for file in part] if config.patients is False else part
+        for part in (found.train, found.test)
+    )
+    if not files:
+        raise DataError(f"{found.table} has no training images; at least one is needed")
+    image = ImageSpec.default(_channels(files), config.image_size or 32, config.pixels)
+    gathering = _gather(files, found.classes, image)
+    train, notes = _usable(gathering, config), (*found.notes, *gathering.notes())
+    if held_out is None:
+        train, test = hold_out(train, config.test_fraction)
+    else:
+        remedy = "move them to one side, or set data.patients=false if these are not patients"
+        check_apart((file.patient for file in files), (file.patient for file in held_out), remedy)
+        gathered = _gather(held_out, found.classes, image)
+        test, notes = _usable(gathered, config), (*notes, *(f"of the test part, {note}" for note in gathered.notes()))
+    if train.patients is not None:
+        number = len(train.patients.unique()) + (0 if test.patients is None else len(test.patients.unique()))
+        notes = (*notes, f"the images belong to {number} patients, none of whom is in both training and test images")
+    name = f"folder:{Path(config.path).name}"
+    return Dataset(name, train, test, found.classes, image, flip=False, notes=notes)
+
+
+def _found(root: Path) -> Listing:
+    """The files of class folders or of a table, not yet read."""
+    table = find_table(root, Columns()) if root.exists() else None
+    if table is not None:
+        return read_listing(table, None, Columns())
+    root = _existing(root)
     train_root = root / "train" if (root / "train").is_dir() else root
     names = tuple(sorted(entry.name for entry in train_root.iterdir() if entry.is_dir() and entry.name[0] != "."))
     if len(names) < 2:
-        raise DataError(f"{train_root} holds {len(names)} class folders; at least two are needed")
-    files, _ = class_files(train_root, names)
-    image = ImageSpec.default(_channels(files), config.image_size or 32, config.pixels)
-    gathering = _gather(files, names, image)
-    train, notes = _usable(gathering, config), gathering.notes()
+        raise DataError(f"{train_root} holds {len(names)} class folders; at least two are needed, or a labels.csv")
+    train, _ = class_files(train_root, names)
     test_root = next((root / part for part in ("test", "valid", "val") if (root / part).is_dir()), None)
     if test_root is None or train_root == root:
-        train, test = hold_out(train, config.test_fraction)
-    else:
-        unknown = {entry.name for entry in test_root.iterdir() if entry.is_dir()} - set(names)
-        if unknown:
-            raise DataError(f"{test_root} has classes that {train_root} lacks: {', '.join(sorted(unknown))}")
-        held_out = _gather(class_files(test_root, names)[0], names, image)
-        test, notes = _usable(held_out, config), (*notes, *(f"of the test part, {note}" for note in held_out.notes()))
-    return Dataset(f"folder:{root.name}", train, test, names, image, flip=False, notes=notes)
+        return Listing(root, names, train, None, ())
+    unknown = {entry.name for entry in test_root.iterdir() if entry.is_dir()} - set(names)
+    if unknown:
+        raise DataError(f"{test_root} has classes that {train_root} lacks: {', '.join(sorted(unknown))}")
+    return Listing(root, names, train, class_files(test_root, names)[0], ())
 
 
 def _existing(path: Path) -> Path:
     if not path.is_dir():
-        raise DataError(f"no folder at {path}; set data.path to where the images are")
+        raise DataError(f"no folder and no table at {path}; set data.path to where the images are")
     return path
 
 
-def _channels(files: Sequence[tuple[Path, int]]) -> int:
+def _channels(files: Sequence[LabelledFile]) -> int:
     """Grey if the first image that can be read is."""
-    grey = next((answer for answer in (is_grey(path) for path, _ in files) if answer is not None), False)
+    grey = next((answer for answer in (is_grey(file.path) for file in files) if answer is not None), False)
     return 1 if grey else 3
 
 
-def _gather(files: Sequence[tuple[Path, int]], names: Sequence[str], image: ImageSpec) -> Gathering:
+def _gather(files: Sequence[LabelledFile], names: Sequence[str], image: ImageSpec) -> Gathering:
     gathering = Gathering(image, names)
     gathering.add_files(files)
     return gathering

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from oneflare.client.job import ClientJob
 from oneflare.client.start import make_contract, shared_start
@@ -33,8 +33,10 @@ from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import CUSTOM
 from oneflare.upload import Contract
+from oneflare.upload.encryption import check_box_key
 from oneflare.upload.masking.roster import Roster
 from oneflare.upload.signing import check_name, check_public_key
+from oneflare.upload.succession import Succession, current
 
 FILE = "federation.yaml"
 OWN = ("data", "partition", "engine", "workers")
@@ -84,6 +86,28 @@ class ImageTerms(Section):
         return replace(default, mean=mean, std=std)
 
 
+class Revocation(Section):
+    """A member's key that no longer counts."""
+
+    member: str
+    since: str = Field(description="when it was revoked, UTC")
+    keep: tuple[str, ...] = Field((), description="digests of uploads under this key that stay valid")
+
+
+class KeyChange(Section):
+    """The coordinator's key was replaced; the fields are those of `upload.succession.Succession`."""
+
+    who: Literal["coordinator"]
+    old: str
+    new: str
+    at: str
+    by_old: str
+    by_new: str
+
+    def statement(self) -> Succession:
+        return Succession(**self.model_dump())
+
+
 class Charter(Section):
     """The terms of one federation."""
 
@@ -96,7 +120,10 @@ class Charter(Section):
     use: str = Field("", description="what the model is for; goes to its card")
     limits: str = Field("", description="what it is not for; goes to its card")
     members: dict[str, str | None] = Field(default_factory=dict, description="name -> public key; empty: anybody")
+    revoked: dict[str, Revocation] | None = Field(None, description="members' keys that no longer count")
     coordinator: str | None = Field(None, description="public key that signs the model, its card and the result")
+    succession: tuple[KeyChange, ...] | None = Field(None, description="keys that replaced it, each signed by the last")
+    encryption: str | None = Field(None, description="public key to which uploads are encrypted")
     roster: Roster | None = Field(None, description="mask keys of the members, where sums are masked")
     experiment: dict[str, Any] = Field(default_factory=dict)
 
@@ -104,6 +131,17 @@ class Charter(Section):
     @classmethod
     def _key(cls, value: str | None) -> str | None:
         return None if value is None else _as_value_error(check_public_key, value)
+
+    @field_validator("encryption")
+    @classmethod
+    def _box(cls, value: str | None) -> str | None:
+        return None if value is None else _as_value_error(check_box_key, value)
+
+    @model_validator(mode="after")
+    def _followed(self) -> Charter:
+        if self.succession:
+            _as_value_error(lambda _: self.signing_key, "succession")
+        return self
 
     @field_validator("name")
     @classmethod
@@ -153,7 +191,23 @@ class Charter(Section):
         """Digest of all that members share; members and deadline may change without a new one."""
         image = self.image.spec().to_dict() | {"mirror": self.image.mirror}
         shared = [self.version, self.name, self.id, self.classes, image, self.terms.settings_digest()]
-        return digest_of(shared if self.coordinator is None else [*shared, self.coordinator])
+        keys = [key for key in (self.coordinator, self.encryption) if key is not None]
+        return digest_of([*shared, *keys])
+
+    @property
+    def signing_keys(self) -> tuple[str, ...]:
+        """The coordinator's public keys in the order in which they counted; the last one counts now."""
+        first = () if self.coordinator is None else (self.coordinator,)
+        return (*first, *(change.new for change in self.succession or ()))
+
+    @property
+    def signing_key(self) -> str | None:
+        """The coordinator's public key that counts now: the fingerprint's, or what it was replaced by, step by step."""
+        if self.coordinator is None:
+            if self.succession:
+                raise ConfigError("succession: there is no coordinator's key that could have been replaced")
+            return None
+        return current(self.coordinator, [change.statement() for change in self.succession or ()])
 
     @cached_property
     def contract(self) -> Contract:

@@ -14,15 +14,17 @@ from pathlib import Path
 from oneflare._version import __version__
 from oneflare.client.observer import Observer
 from oneflare.core.files import exclusive, remove_partial
-from oneflare.core.plain import plain
 from oneflare.data import Split
-from oneflare.errors import RunError, did_you_mean
+from oneflare.errors import OneFlareError, RunError, did_you_mean
 from oneflare.federation.admission import Admission, AdmissionResult, admitted, refuse_faulty
 from oneflare.federation.charter import Charter, read_charter
 from oneflare.federation.identity import now
-from oneflare.federation.intake import Intake, take_in
+from oneflare.federation.intake import Examination, Intake, take_in
+from oneflare.federation.log import Event
 from oneflare.federation.masked.opening import Total, open_total
 from oneflare.federation.masked.rounds import RoundFiles, closed_history
+from oneflare.federation.opening import Opener, decrypted
+from oneflare.federation.recording import decision_events, fusion_event, intake_events, release_event, write_down
 from oneflare.federation.result import (
     FederationIdentity,
     FederationResult,
@@ -93,73 +95,101 @@ def fuse_federation(
 
     test: held-out images the coordinator may have; otherwise the model stays unmeasured.
     """
-    files, rules, observer = FederationFiles(folder), rules or Rules(), observer or Observer()
+    rules, observer = rules or Rules(), observer or Observer()
     coordinator_key(read_charter(folder), folder)  # a wrong key is found before the work
     with exclusive(folder):
         charter = read_charter(folder)
         remove_partial(folder)
-        last = files.last()
-        intake = _examined(charter, files, uploads, add, rules)
-        intake, removed = _without(charter, intake, remove, files.known().removed)
-        total = _total(charter, folder, intake, rules, observer)
-        for note in intake.notes:
-            observer.note(note)
-        least = rules.least(charter, last, removed)
+        try:
+            with decrypted(charter, folder) as opened:
+                sent = Sent(uploads, add, remove, opened)
+                return _fuse_sent(sent, charter, FederationFiles(folder), rules, test, observer)
+        except OneFlareError as error:
+            write_down(charter, folder, [Event("failed", {"reason": str(error)})])
+            raise
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a fusion is asked to look at: a folder of uploads, single files, and who leaves."""
+
+    uploads: Path | None
+    add: Sequence[Path]
+    remove: Sequence[str]
+    opened: Opener
+
+
+def _fuse_sent(
+    sent: Sent, charter: Charter, files: FederationFiles, rules: Rules, test: Split | None, observer: Observer
+) -> FusedFederation:
+    """`fuse_federation` while the folder is held: what comes in, who leaves, what is made of it, all written down."""
+    folder, last = files.folder, files.last()
+    intake = _examined(charter, files, sent, rules)
+    intake, removed = _without(charter, intake, sent.remove, files.known().removed)
+    write_down(charter, folder, intake_events(intake, sent.remove))
+    total = _total(charter, folder, intake, rules, observer)
+    for note in intake.notes:
+        observer.note(note)
+    least = rules.least(charter, last, removed)
+    _enough(intake, least, charter, last, removed)
+    observer.note(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
+    with one_thread(), prepared(files) as place:
+        collected = UploadSet(
+            tuple(intake.uploads.values()),
+            charter.masked_contract,
+            charter.template(),
+            total=None if total is None else total.statistics,
+        )
+        names = {upload.client: name for name, upload in intake.uploads.items()}
+
+        def work(kept: UploadSet) -> tuple[dict[str, str], AdmissionResult | None, dict[str, FusedModel]]:
+            suspects = _suspects(kept, names)
+            for warning in suspects.values():
+                observer.note(warning)
+            checked = None
+            if rules.admission is not None:
+                checked = admitted(rules.admission, charter.terms.fusions[0], kept, names, observer)
+            return suspects, checked, _fuse(charter, place, kept, test)
+
+        (suspects, checked, fusions), faults = without_faulty(collected, work)
+        intake = refuse_faulty(intake, faults)
+        for fault in faults:
+            observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
         _enough(intake, least, charter, last, removed)
-        observer.note(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
-        with one_thread(), prepared(files) as place:
-            collected = UploadSet(
-                tuple(intake.uploads.values()),
-                charter.masked_contract,
-                charter.template(),
-                total=None if total is None else total.statistics,
-            )
-            names = {upload.client: name for name, upload in intake.uploads.items()}
-
-            def work(kept: UploadSet) -> tuple[dict[str, str], AdmissionResult | None, dict[str, FusedModel]]:
-                suspects = _suspects(kept, names)
-                for warning in suspects.values():
-                    observer.note(warning)
-                checked = None
-                if rules.admission is not None:
-                    checked = admitted(rules.admission, charter.terms.fusions[0], kept, names, observer)
-                return suspects, checked, _fuse(charter, place, kept, test)
-
-            (suspects, checked, fusions), faults = without_faulty(collected, work)
-            intake = refuse_faulty(intake, faults)
-            for fault in faults:
-                observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
-            _enough(intake, least, charter, last, removed)
-            content = _result(charter, intake, fusions, removed)
-            content = replace(content, suspects=suspects, admission=checked, masked=_masked_facts(total))
-            if test is not None:
-                content = replace(content, test_images=len(test.labels))
-            content = replace(content, change=change_since(last, content))
-            install(files, content, intake.uploads, removed)
-        unsigned = sign_fusion(charter, folder, content)
-        if unsigned is not None:
-            observer.note(unsigned)
+        content = _result(charter, intake, fusions, removed)
+        content = replace(content, suspects=suspects, admission=checked, masked=_masked_facts(total))
+        if test is not None:
+            content = replace(content, test_images=len(test.labels))
+        content = replace(content, change=change_since(last, content))
+        content = replace(content, log=write_down(charter, folder, decision_events(checked, faults, names)))
+        install(files, content, intake.uploads, removed)
+    write_down(charter, folder, [fusion_event(files, content)])
+    unsigned = sign_fusion(charter, folder, content)
+    if unsigned is not None:
+        observer.note(unsigned)
+    else:
+        write_down(charter, folder, [release_event(charter, content)])
     return FusedFederation(charter, files, content)
 
 
-def _examined(
-    charter: Charter, files: FederationFiles, uploads: Path | None, add: Sequence[Path], rules: Rules
-) -> Intake:
+def _examined(charter: Charter, files: FederationFiles, sent: Sent, rules: Rules) -> Intake:
     """The verdict on every file that takes part in this fusion."""
+    kept, uploads, add = files.kept(), sent.uploads, sent.add
     if charter.terms.upload.masked is not None:
         if rules.keep or rules.late:
             raise RunError("--keep, --late: who is in the total was decided by `server missing`; leave these out")
         sources = [] if uploads is None else upload_files(uploads)
         known = closed_history(charter, files.folder)
-        return take_in(charter, [*RoundFiles(files.folder).kept(), *sources], add, known=known, late=True)
-    kept = files.kept()
+        return take_in(
+            charter, [*RoundFiles(files.folder).kept(), *sources], add, known=known, late=True, opened=sent.opened
+        )
     sources = upload_files(uploads) if uploads is not None else kept
     if not sources and not add:
         where = f"in {uploads}" if uploads is not None else "yet; give --uploads FOLDER"
         raise RunError(f"there is no upload {where}")
     late = rules.late or uploads is None
     fallback = kept if rules.keep and uploads is not None else ()
-    return take_in(charter, sources, add, known=files.known(), late=late, fallback=fallback)
+    return take_in(charter, sources, add, known=files.known(), late=late, opened=sent.opened, fallback=fallback)
 
 
 def _total(charter: Charter, folder: Path, intake: Intake, rules: Rules, observer: Observer) -> Total | None:
@@ -282,7 +312,7 @@ def _result(
         headline=terms.fusions[0]["name"],
         fusions=fusions,
         test_images=None,
-        members=tuple(_member(name, upload, taken[name].signed) for name, upload in present.items()),
+        members=tuple(_member(name, upload, taken[name]) for name, upload in present.items()),
         missing=tuple(name for name in _expected(charter) if name not in present and name not in removed),
         removed=dict(removed),
         verdicts=intake.verdicts,
@@ -293,16 +323,16 @@ def _result(
     )
 
 
-def _member(name: str, upload: Upload, signed: bool) -> MemberResult:
+def _member(name: str, upload: Upload, verdict: Examination) -> MemberResult:
     return MemberResult(
         name=name,
         samples=upload.samples,
         counts=None if upload.counts is None else tuple(int(count) for count in upload.counts),
         created=upload.manifest["created"],
-        signed=signed,
+        signed=verdict.signed,
         upload_bytes=upload.file_bytes,
         digest=upload.digest,
-        file=plain(upload.path),
+        file=verdict.file,
     )
 
 

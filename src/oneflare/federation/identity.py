@@ -99,9 +99,15 @@ def _signed_by(path: Path, manifest: Mapping[str, Any], charter: Charter, member
     value = signature.get("value") if isinstance(signature, dict) else None
     if not isinstance(key, str) or not isinstance(value, str):
         raise UploadError(f"{path}: the signature is damaged; send it again")
-    if wanted is not None and key != wanted:
+    revoked = (charter.revoked or {}).get(key)
+    if revoked is not None and manifest["digest"] not in revoked.keep:
+        raise UploadError(
+            f"{path}: is signed with a key of {revoked.member} that was revoked on {revoked.since[:10]}; "
+            "`oneflare client train` with the new key signs it again, without training"
+        )
+    if revoked is None and wanted is not None and key != wanted:
         raise UploadError(f"{path}: is signed with another key than the one admitted for {member}")
-    owner = charter.member_of(key)
+    owner = charter.member_of(key) if revoked is None else revoked.member
     if owner is not None and owner != member:
         raise UploadError(f"{path}: is signed with {owner}'s key, but says it is from {member}; each sends its own")
     try:

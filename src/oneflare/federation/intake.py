@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -87,6 +87,9 @@ class _Desk:
     known: UploadHistory
     late: bool
     carriers: Mapping[Path, str]
+    opened: Callable[[Path], Path]
+    sources: dict[Path, Path] = field(default_factory=dict)
+    """a file that was opened -> the file as it was sent"""
     verdicts: list[Examination] = field(default_factory=list)
     candidates: dict[str, list[_Candidate]] = field(default_factory=lambda: defaultdict(list))
 
@@ -95,11 +98,13 @@ class _Desk:
         manifest: dict[str, Any] = {}
         sender: Sender | None = None
         try:
+            carrier = self.carriers.get(path)
+            path = self._opened(path)
             manifest = read_manifest(path)
-            sender = identify(path, manifest, self.charter, self.carriers.get(path))
+            sender = identify(path, manifest, self.charter, carrier)
             kept_out = self._after_closing(sender, manifest)
             if kept_out is None and not explicit:
-                kept_out = self._kept_out(path, sender)
+                kept_out = self._kept_out(self.sources[path], sender)
             if kept_out is not None:
                 self._verdict(path, manifest, *kept_out, sender)
                 return
@@ -119,6 +124,11 @@ class _Desk:
         if member in closed:
             return "superseded", f"the round was closed {when} with another upload of {member}, which is taken"
         return "late", f"the round was closed {when} without {member}; only a new roster starts a new one"
+
+    def _opened(self, path: Path) -> Path:
+        opened = self.opened(path)
+        self.sources[opened] = path
+        return opened
 
     def _kept_out(self, path: Path, sender: Sender) -> tuple[str, str] | None:
         """Status and reason of an upload that is genuine but not wanted."""
@@ -142,7 +152,7 @@ class _Desk:
         claims, created = manifest.get("member"), manifest.get("created")
         self.verdicts.append(
             Examination(
-                plain(path),
+                plain(self.sources.get(path, path)),
                 status,
                 None if sender is None else sender.member,
                 plain(claims, 64) if isinstance(claims, str) else None,
@@ -165,7 +175,7 @@ class _Desk:
                     distinct[found.upload.digest, found.sender.key] = found
             keys = {found.sender.key for found in distinct.values() if found.sender.key is not None}
             reason = None
-            if len(keys) > 1:
+            if len(keys) > 1 and self.charter.members.get(member) is None:  # else each is admitted, or was before
                 reason = f"{len(keys)} keys sign for {member}; admit the right one: `oneflare server admit`"
             for key in sorted(keys & set(shared)):
                 reason = f"one key signs for {' and '.join(shared[key])}; each member needs its own"
@@ -196,17 +206,22 @@ class _Desk:
             kind = "unsigned" if first.sender.key is not None and other.sender.key is None else "older"
             if other.sender.created > first.sender.created and kind == "older":
                 kind = "not the one that --add names"
-            self._settled(other, "superseded", f"{kind}; {first.upload.path} is taken instead")
+            self._settled(other, "superseded", f"{kind}; {self.sources[first.upload.path]} is taken instead")
         if len(ranked) > 1:
             signed = "signed " if first.sender.key is not None else ""
             which = "one that --add names" if first.explicit else f"newest {signed}one"
             yield plain(
                 f"{member} sent {len(ranked)} uploads; the {which} is taken: "
-                f"{first.upload.path}, made {first.sender.created.isoformat(timespec='seconds')}"
+                f"{self.sources[first.upload.path]}, made {first.sender.created.isoformat(timespec='seconds')}"
             )
 
     def _settled(self, found: _Candidate, status: str, reason: str) -> None:
         self._verdict(found.upload.path, found.upload.manifest, status, reason, found.sender)
+
+
+def as_it_is(path: Path) -> Path:
+    """A file that nobody encrypted."""
+    return path
 
 
 def take_in(
@@ -217,14 +232,16 @@ def take_in(
     known: UploadHistory | None = None,
     late: bool = False,
     carriers: Mapping[Path, str] | None = None,
+    opened: Callable[[Path], Path] = as_it_is,
     fallback: Sequence[Path] = (),
 ) -> Intake:
     """Examine files; `explicit` ones were named by the coordinator.
 
     late: uploads made after the deadline count. carriers: file -> the member whose connection delivered it, see
-    `identity.identify`. fallback: MEMBER.safetensors, examined for members that sent nothing usable.
+    `identity.identify`. opened: a file -> the same one decrypted, where it is encrypted. fallback: MEMBER.safetensors,
+    examined for members that sent nothing usable.
     """
-    desk = _Desk(charter, known or UploadHistory(), late, carriers or {})
+    desk = _Desk(charter, known or UploadHistory(), late, carriers or {}, opened)
     for path in explicit:
         desk.examine(path, explicit=True)
     for path in files:

@@ -30,8 +30,9 @@ from oneflare.core.seeds import torch_generator
 from oneflare.core.stopping import AGAIN, NOTHING, on_stop
 from oneflare.data import Augmentation, ClientData, Split
 from oneflare.data.images import Damaged
-from oneflare.data.labelled import left_out_note
+from oneflare.data.labelled import Inventory, left_out_note
 from oneflare.data.local import LocalData, read_local
+from oneflare.data.tables import Columns
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
 from oneflare.federation.identity import in_future, now
@@ -39,6 +40,7 @@ from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
 from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.nn.hardware import one_thread
 from oneflare.upload import read_manifest, seal_upload
+from oneflare.upload.encryption import SUFFIX, encrypt
 from oneflare.upload.masking.fixed_point import FIXED, vector_size
 from oneflare.upload.signing import SigningKey
 from oneflare.upload.statistics import Statistics, pack
@@ -53,28 +55,23 @@ class MemberData(NamedTuple):
     data: ClientData
     notes: tuple[str, ...]
     """what had to be done to make them fit, for the member alone"""
-    damaged: tuple[Damaged, ...] = ()
+    damaged: tuple[Damaged, ...]
     """images that were left out"""
+    found: Inventory
+    """files by kind, sizes and patients, for the member alone"""
 
 
 def member_data(
-    charter: Charter,
-    path: Path,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    skip_damaged: bool = False,
+    charter: Charter, path: Path, *, columns: Columns | None = None, skip_damaged: bool = False
 ) -> MemberData:
     """A member's images, checked against the charter."""
     local: LocalData = read_local(
-        path,
-        charter.classes,
-        charter.image.spec(),
-        image_column=image_column,
-        label_column=label_column,
-        skip_damaged=skip_damaged,
+        path, charter.classes, charter.image.spec(), columns=columns, skip_damaged=skip_damaged
     )
-    return MemberData(ClientData.of(local.split, len(charter.classes)), local.notes, local.damaged)
+    patients, notes = local.found.patients, local.notes
+    if patients is not None:
+        notes = (f"the images belong to {patients} patients; a patient's images are held out together", *notes)
+    return MemberData(ClientData.of(local.split, len(charter.classes)), notes, local.damaged, local.found)
 
 
 def upload_notes(charter: Charter, found: MemberData) -> tuple[str, ...]:
@@ -122,7 +119,8 @@ def claimed_member(folder: Path) -> str | None:
 
 
 def _digest(data: ClientData) -> str:
-    return digest_of([tensor_digest(data.images), tensor_digest(data.labels)])
+    whose = [] if data.patients is None else [tensor_digest(data.patients)]
+    return digest_of([tensor_digest(data.images), tensor_digest(data.labels), *whose])
 
 
 def work_folder(out: Path) -> Path:
@@ -233,6 +231,15 @@ def _answer(
     elif kept != out:
         manifest = envelope.seal(kept, out)
     return Made(out, manifest, summary, complete, ledger.balance(question))
+
+
+def encrypted_for(charter: Charter, upload: Path) -> Path:
+    """The file to send: the upload, or a file beside it that only the coordinator can read, if the charter asks so."""
+    if charter.encryption is None:
+        return upload
+    target = upload.with_name(upload.name + SUFFIX)
+    encrypt(upload, target, charter.encryption)
+    return target
 
 
 def _same_upload(trained: Path, out: Path, member: str, key: SigningKey | None) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from oneflare.core.files import read_regular, write_text
 from oneflare.core.plain import markdown
 from oneflare.federation.charter import FILE, Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused
+from oneflare.federation.recording import check_log
 from oneflare.federation.result import Change, FederationResult
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import known_key, sign_card
@@ -56,6 +57,7 @@ def write_federation_page(fused: FusedFederation) -> Path:
         change=change_lines(content.change),
         figure=None if content.table is None else _owners(content.table, content.classes),
         terms=fused.charter.to_yaml(),
+        log=check_log(fused.files.folder, fused.charter),
     )
     write_text(fused.files.report, page)
     return fused.files.report

@@ -11,6 +11,7 @@ from oneflare.core.files import read_json, write_json
 from oneflare.core.records import parse_record, record_to_dict
 from oneflare.federation.admission import AdmissionResult
 from oneflare.federation.intake import Examination
+from oneflare.federation.log import Position
 from oneflare.metrics.classification import Scores
 
 REMEDY = "restore it from a copy, or remove it and fuse again"
@@ -113,6 +114,8 @@ class FederationResult:
     admission: AdmissionResult | None
     change: Change | None
     """None for the first fusion"""
+    log: Position | None = None
+    """where the log was before this fusion was written down; None where an earlier version fused"""
     masked: MaskedTotal | None = None
     """None where sums are not masked"""
 
@@ -121,7 +124,7 @@ class FederationResult:
         """path: a `result.json`; what earlier versions did not write yet is empty"""
         content = read_json(path)
         if isinstance(content, Mapping):
-            content = {"notes": [], "suspects": {}, "admission": None, "change": None, **content}
+            content = {"notes": [], "suspects": {}, "admission": None, "change": None, "log": None, **content}
         return parse_record(cls, content, str(path), REMEDY)
 
     def write(self, path: Path) -> None:

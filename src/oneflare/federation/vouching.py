@@ -42,9 +42,12 @@ def coordinator_key(charter: Charter, folder: Path) -> SigningKey | None:
     private = folder / PRIVATE
     if charter.coordinator is None or not private.exists():
         return None
-    key = read_key(private)
-    if key.public != charter.coordinator:
-        raise ConfigError(f"{private} is not the key of {charter.coordinator} in {FILE}; put the right one there")
+    key, wanted = read_key(private), charter.signing_key
+    if key.public != wanted:
+        raise ConfigError(
+            f"{private} is not the key of {wanted} in {FILE}; put the right one there, or finish what "
+            f"`oneflare server rotate {folder}` began by giving that command again"
+        )
     return key
 
 
@@ -81,6 +84,7 @@ def known_key(file: Path, given: str | None) -> TrustedKey | None:
     if not (folder / FILE).is_file():
         return None
     charter = read_charter(folder)
-    if charter.coordinator is None:
+    key = charter.signing_key
+    if key is None:
         return None
-    return TrustedKey(charter.coordinator, str(folder / FILE), charter.fingerprint)
+    return TrustedKey(key, str(folder / FILE), charter.fingerprint)

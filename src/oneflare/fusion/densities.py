@@ -11,6 +11,7 @@ from torch import Tensor
 from oneflare.errors import MemberFault
 from oneflare.fusion.base import UploadSet
 from oneflare.models.rules.density import FREEDOM, Gaussians
+from oneflare.nn.encoders import widened
 from oneflare.nn.network import signed_root
 from oneflare.upload import Upload
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
@@ -151,3 +152,12 @@ def _one_member(upload: Upload, counts: Tensor, shrinkage: float) -> tuple[Gauss
     behind = shrunk(behind, images[None], shrinkage)
     background = Gaussians.of(middle[None, None], behind, torch.ones(1, 1, dtype=torch.float64))
     return classes, background, means, expected_ratios(classes, background, means, pooled[0])
+
+
+def projected_means(means: Tensor, upload: Upload, uploads: UploadSet) -> Tensor:
+    """Class means of u `(K, own d)` where the prototypes are, `(K, d)`: after the member's own widening projection."""
+    if widened(uploads.template.encoder) is None:
+        return means
+    state = upload.weights()
+    features = (means * means.abs()).double() @ state["project.weight"].double().T + state["project.bias"].double()
+    return signed_root(features)

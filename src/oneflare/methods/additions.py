@@ -21,6 +21,20 @@ def complete_objective(objective: ObjectiveConfig) -> ObjectiveConfig:
 
 def check_additions(experiment: Experiment) -> None:
     objective = experiment.objective
+    if "unknown" in experiment.upload.evidence and not objective.open_set:
+        raise ConfigError(
+            "upload.evidence=unknown: no class unknown is trained; give objective.terms.open_set a weight, or leave it "
+            "out"
+        )
+    if objective.open_set and objective.public_bank:
+        raise ConfigError(
+            "objective.terms.open_set does not go with objective.bank=public, whose teacher has no class unknown; "
+            "leave one of the two out"
+        )
+    if objective.open_set and experiment.train.check_lr:
+        raise ConfigError(
+            "train.check_lr: the largest stable rate is not estimated with objective.terms.open_set; leave it out"
+        )
     if objective.has_additions and not experiment.trains:
         raise ConfigError("objective: bank, proximal and frozen prototypes belong to a network; give a term a weight")
     if objective.bank is not None and objective.bank["name"] == "memory" and not objective.terms.get("supcon"):
@@ -60,6 +74,13 @@ def describe_additions(objective: ObjectiveConfig) -> dict[str, str]:
         )
     if objective.proximal is not None:
         found[f"proximal {objective.proximal:g}"] = inspect.getdoc(Proximal) or ""
+    if objective.align_classes == "seen":
+        found["pull of seen classes"] = "L_align is the mean over the classes of the current batch, not over all"
+    if objective.align_reduction == "per_prototype":
+        found["pull per prototype"] = (
+            "lambda is multiplied by C d/5120: the pull on one prototype is 2 lambda (P_c - A_c)/5120 for any number "
+            "of classes C and features d"
+        )
     if objective.freeze_prototypes:
         found["frozen prototypes"] = "P = A from the start to the end: nobody trains the classifier"
     return found

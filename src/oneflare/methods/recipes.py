@@ -33,6 +33,8 @@ LOG = "research log"
 ALL_TERMS = {"cls": 1.0, "supcon": 1.0, "proto_feature": 1.0, "proto_separation": 1.0}
 CLASSIFY = {"terms": {"cls": 1.0}}
 FAFI = {"terms": ALL_TERMS}
+PULLED = {**FAFI, "align_reduction": "per_prototype"}
+"""FAFI's terms, and a lambda that means the same at every number of classes and features (docs/concepts/anchors.md)"""
 REUSED = {
     "V5": "the log also calls the memory bank and the public feature bank V5: here V5-memory and V5-public",
     "V6": "the log also calls two-stage training V6: here V6-two-stage",
@@ -60,7 +62,7 @@ def _aligned(
     *,
     anchors: str = "etf",
     fusion: str = "feature_mean",
-    objective: Mapping[str, Any] = FAFI,
+    objective: Mapping[str, Any] = PULLED,
 ) -> dict[str, Any]:
     """The recipe of FAFI with prototypes pulled toward anchors."""
     return {
@@ -155,7 +157,7 @@ BY_HAND = (
         "pcgrad",
         "etf_annealed, and where alignment opposes the local gradient the conflict is projected out",
         "plan C",
-        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, objective={**FAFI, "pcgrad": True}),
+        _aligned({"name": "annealed", "lambda_0": 20.0, "schedule": "linear"}, objective={**PULLED, "pcgrad": True}),
         "Yu et al. 2020",
     ),
 )
@@ -254,7 +256,7 @@ ANALYTIC = (
         "FLARE and statistics in one upload: the analytic posterior, corroborated by what each client knows",
         "ours",
         {
-            "objective": FAFI,
+            "objective": PULLED,
             "anchors": {"name": "etf"},
             "controller": {"name": "meta_annealed", "floor": 1e-3, "lambda_max": 50.0},
             "analytic": STATISTICS,
@@ -334,8 +336,38 @@ WITH_ADDITIONS = (
     ),
 )
 
+FEDSRA = {"terms": {"cls": 1.0, "supcon": 0.5, "proto_cosine": 0.5}, "supcon_temperature": 0.1}
+
+OTHERS = (
+    Method(
+        "fedsra",
+        "features anchored to a simplex ETF that nobody trains; the server standardises and sums them",
+        "baseline",
+        {
+            "objective": {**FEDSRA, "freeze_prototypes": True},
+            "anchors": {"name": "etf", "scale": 10.0},
+            "upload": {"evidence": ["raw_moments"]},
+            "fusions": ["standardised_raw", "standardised_batch", *SERVERS],
+        },
+        "FedSRA's released code: CE(z A^T/0.1) + 0.5 supcon + 0.5 (1 - cos). Different here: SGD instead of Adam, two "
+        "views per image, and clients with one class train as the others do",
+    ),
+    Method(
+        "fedov",
+        "a class for images unlike the client's own, trained on destroyed images; the surest members vote",
+        "baseline",
+        {
+            "objective": {"terms": {"open_set": 1.0}},
+            "upload": {"evidence": ["unknown"]},
+            "fusions": ["open_set_votes", *SERVERS],
+        },
+        "Diao, Li and He 2023, and its released code. Different here: SGD instead of Adam, features are mixed after "
+        "the encoder, and erased parts are grey",
+    ),
+)
+
 METHODS: dict[str, Method] = {
-    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *FAMILY, *WITH_ADDITIONS)
+    method.name: method for method in (*BASELINES, *BY_HAND, *LEARNED, *ANALYTIC, *FAMILY, *WITH_ADDITIONS, *OTHERS)
 }
 
 

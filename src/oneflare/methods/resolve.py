@@ -53,6 +53,17 @@ def resolve(*layers: Layer) -> Experiment:
     return complete(validate(content))
 
 
+def recorded(content: Layer) -> Experiment:
+    """The experiment of a run's file, which was complete for the version that wrote it.
+
+    An option that the file does not know is absent, whatever its method's recipe says today.
+    """
+    load_plugins()
+    find_method(str(content.get("method", Experiment.model_fields["method"].default)))
+    known = {key: value for key, value in content.items() if key != "code"}
+    return complete(validate(merge(NAMED_DEFAULTS, known)))
+
+
 def complete(experiment: Experiment) -> Experiment:
     """Check every named part and write out its options."""
     if experiment.data.name != ARRAYS:

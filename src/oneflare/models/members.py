@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from oneflare.data import prepare
 from oneflare.errors import RunError
 from oneflare.models.base import BATCH, Cost, GlobalModel, Task
+from oneflare.nn.encoders import Features, both_features
 from oneflare.upload import read_weights
 
 RAW = "raw"
 """what a file of members says their rule is given; files of the first release do not say it, and meant unit features"""
 
 
+BESIDE = "beside"
 LONGEST = 1e6
 """no entry of an honest network's feature is larger; beyond it squares and sums lose their meaning"""
 
@@ -33,7 +35,10 @@ class Rule(Protocol):
     """How members' features become logits: start, add every member's features in turn, finish.
 
     Features are raw, as the encoder gives them: a rule whose formula is about directions brings them to unit length
-    itself. A rule's tensors are its dataclass fields; `RULES` lists the kinds that a model file may name.
+    itself. A rule's tensors are its dataclass fields; `RULES` lists the kinds that a model file may name. A rule with a
+    class attribute `own_features = True` gets the features before a projection that widens them, with `BESIDE` both in
+    one row where they differ. A class attribute
+    `remark` is told to whoever asks the model.
     """
 
     def start(self, images: int) -> Tensor:
@@ -100,8 +105,9 @@ class MemberModel(GlobalModel):
         return Cost(own * len(self.members) + rule_size, len(self.members))
 
     def remarks(self) -> list[str]:
-        """What whoever asked should know: members whose networks overflowed on some images."""
-        return [
+        """What whoever asked should know: what the rule says of itself, and members whose networks overflowed."""
+        told = [self.rule.remark] if hasattr(self.rule, "remark") else []
+        return told + [
             f"member {index + 1} of {len(self.members)} gave no usable answer to {count} images and had no say on them"
             for index, count in enumerate(self.unanswered)
             if count
@@ -119,14 +125,15 @@ class MemberModel(GlobalModel):
         """The same without filling the encoder with every member's weights, of which only the shapes are compared."""
         empty = {name: tensor.shape for name, tensor in self.encoder.state_dict().items()}
         blank = self.blank_image()
-        features = self.encoder.eval()(prepare(blank, self.task.image)).float()
-        if features.shape[1] != self.task.dim:
-            raise ValueError(f"the encoder gives {features.shape[1]} features, task.dim is {self.task.dim}")
+        features = both_features(self.encoder.eval(), prepare(blank, self.task.image))
+        found = features.projected.shape[1]
+        if found != self.task.dim:
+            raise ValueError(f"the encoder gives {found} features, task.dim is {self.task.dim}")
         state = self.start(blank, 1)
         for index, member in enumerate(self.members):
             if member.embedded and {name: tensor.shape for name, tensor in member.weights().items()} != empty:
                 raise ValueError(f"the weights of member {index} are not those of the encoder")
-            state = added(self.rule, state, index, features)
+            state = added(self.rule, state, index, features_for(self.rule, features))
         return self.rule.finish(state)
 
     def state(self, reference_from: Path | None) -> dict[str, Any]:
@@ -178,18 +185,27 @@ def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size:
             for start in range(0, len(images), batch_size):
                 rows = slice(start, min(start + batch_size, len(images)))
                 inputs = prepare(images[rows], first.task.image)
-                features = first.encoder(inputs).float()
-                silent = int((~usable(features)).sum())
+                features = both_features(first.encoder, inputs)
+                silent = int((~(usable(features.own) & usable(features.projected))).sum())
                 unanswered[index] += silent
                 for model, state in zip(group, states, strict=True):
+                    wanted = features_for(model.rule, features)
                     if silent:
-                        state[rows] = added(model.rule, state[rows], index, features)
+                        state[rows] = added(model.rule, state[rows], index, wanted)
                     else:
-                        model.rule.add(state, rows, index, features)
+                        model.rule.add(state, rows, index, wanted)
         for name, model, state in zip(names, group, states, strict=True):
             result[name] = model.rule.finish(state)
             model.unanswered = [before + now for before, now in zip(model.unanswered, unanswered, strict=True)]
     return result
+
+
+def features_for(rule: Rule, features: Features) -> Tensor:
+    """What a rule is given of a member's features: f, h, or where they differ f and then h in one row."""
+    wanted = getattr(rule, "own_features", False)
+    if wanted == BESIDE and features.own is not features.projected:
+        return torch.cat([features.projected, features.own], dim=1)
+    return features.own if wanted is True else features.projected
 
 
 def usable(features: Tensor) -> Tensor:

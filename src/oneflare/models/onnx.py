@@ -18,7 +18,8 @@ from oneflare.data.dataset import normalise
 from oneflare.errors import ConfigError, RunError
 from oneflare.models.analytic import AnalyticMemberModel, FeatureModel
 from oneflare.models.base import GlobalModel, SingleModel
-from oneflare.models.members import MemberModel, added
+from oneflare.models.members import MemberModel, added, features_for
+from oneflare.nn.encoders import both_features
 from oneflare.nn.feature_maps import Bounded
 
 TOLERANCE = 1e-4
@@ -74,7 +75,8 @@ class Graph(nn.Module):
             state[:, 0] = _analytic(model.analytic, images).log_softmax(1)
         inputs = normalise(images, self.image)
         for index, encoder in enumerate(self.encoders):
-            state = added(model.rule, state, index, encoder(inputs).float())
+            features = features_for(model.rule, both_features(encoder, inputs))
+            state = added(model.rule, state, index, features)
         return model.rule.finish(state)
 
 

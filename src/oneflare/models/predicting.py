@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from oneflare.core.files import read_regular
-from oneflare.data.images import IMAGE_SUFFIXES, decode
+from oneflare.data.images import KINDS, decode, is_image_file
+from oneflare.data.tables import Columns, find_table, listed_paths
 from oneflare.errors import DataError, RunError
 from oneflare.models import GlobalModel
 
@@ -21,18 +22,16 @@ IMAGE_BYTES = 1 << 30
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are given; folders stand for the images below them."""
+    """Files as they are given; folders stand for the images below them, and tables for the files that they name."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = sorted(
-                file
-                for file in path.rglob("*")
-                if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file() and file.name[0] != "."
-            )
+            found = sorted(file for file in path.rglob("*") if is_image_file(file))
             if not found:
-                raise DataError(f"no images below {path} (png, jpg, bmp, gif, webp, tif)")
+                raise DataError(f"no images below {path} ({KINDS})")
             files += found
+        elif path.is_file() and find_table(path, Columns()) is not None:
+            files += listed_paths(path)
         elif path.exists():
             files.append(path)
         else:

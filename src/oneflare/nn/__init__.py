@@ -4,7 +4,7 @@ from oneflare.nn import composed_maps  # noqa: F401  (registers)
 from oneflare.nn.anchors import ANCHORS, Anchors, Target, build_anchors, build_target, simplex_etf
 from oneflare.nn.encoders import ENCODERS, build_encoder, check_size, encoder_spec
 from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_map_spec, feature_range
-from oneflare.nn.network import PrototypeNetwork, freeze_prototypes, initial_network
+from oneflare.nn.network import PrototypeNetwork, add_unknown, freeze_prototypes, initial_network
 
 __all__ = [
     "ANCHORS",
@@ -14,6 +14,7 @@ __all__ = [
     "FeatureMap",
     "PrototypeNetwork",
     "Target",
+    "add_unknown",
     "build_anchors",
     "build_encoder",
     "build_feature_map",

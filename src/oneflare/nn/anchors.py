@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from oneflare.core.registry import Registry
@@ -57,6 +58,22 @@ class Target:
 ANCHORS: Registry[Anchors | None] = Registry("anchors")
 
 
+def _checked(scale: Any) -> Any:
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if scale != "sqrt_d" and not (number and 0 < scale < float("inf")):
+        raise ValueError("must be a number greater than 0, or sqrt_d")
+    return scale
+
+
+Scale = Annotated[float | Literal["sqrt_d"], BeforeValidator(_checked)]
+"""the length of every row of A; `sqrt_d` is that of prototypes drawn from N(0, 1)"""
+
+
+def length(scale: Scale, dim: int) -> float:
+    """The number that `anchors.scale` stands for at `dim` features."""
+    return float(dim**0.5) if isinstance(scale, str) else scale
+
+
 def build_anchors(spec: Mapping[str, Any], classes: int, dim: int) -> Tensor | None:
     """The matrix A `(C, d)` of the anchors that `spec` names; None for anchors=none."""
     anchors = ANCHORS.build(spec, classes, dim)
@@ -76,27 +93,27 @@ def none(classes: int, dim: int) -> None:
 
 
 @ANCHORS.register("random")
-def random(classes: int, dim: int, *, scale: float = 1.0, seed: int = 0) -> Anchors:
+def random(classes: int, dim: int, *, scale: Scale = 1.0, seed: int = 0) -> Anchors:
     """rows drawn uniformly from the sphere of radius `scale` (DRCL)"""
     rows = torch.randn(classes, dim, dtype=torch.float64, generator=torch_generator(seed, "anchors", "random"))
     unit: Tensor = rows / rows.norm(dim=1, keepdim=True)
-    return Anchors((scale * unit).float())
+    return Anchors((length(scale, dim) * unit).float())
 
 
 @ANCHORS.register("etf")
-def etf(classes: int, dim: int, *, scale: float = 1.0, seed: int = 0) -> Anchors:
+def etf(classes: int, dim: int, *, scale: Scale = 1.0, seed: int = 0) -> Anchors:
     """simplex equiangular tight frame: rows of norm `scale`, pairwise cosine exactly -1/(C-1)"""
-    return Anchors((scale * simplex_etf(classes, dim, seed)).float())
+    return Anchors((length(scale, dim) * simplex_etf(classes, dim, seed)).float())
 
 
 @ANCHORS.register("packing")
-def packing(classes: int, dim: int, *, scale: float = 1.0, seed: int = 0) -> Anchors:
+def packing(classes: int, dim: int, *, scale: Scale = 1.0, seed: int = 0) -> Anchors:
     """rows of norm `scale` as far apart as we can place them, for any d; the ETF where d >= C-1
 
     d >= C-1: the simplex, worst cosine -1/(C-1).  C <= 2d: part of a cross-polytope, worst cosine 0, which nothing
     beats (Rankin 1955).  Otherwise optimised numerically on the sphere: good, deterministic, not proven best.
     """
-    return Anchors((scale * _packing(classes, dim, seed)).float())
+    return Anchors((length(scale, dim) * _packing(classes, dim, seed)).float())
 
 
 @ANCHORS.register("progressive")
@@ -105,7 +122,7 @@ def progressive(
     dim: int,
     *,
     toward: Literal["etf", "random", "packing"] = "etf",
-    scale: float = 1.0,
+    scale: Scale = 1.0,
     seed: int = 0,
 ) -> Anchors:
     """a target that starts at the prototypes: (1-p) P_0 + p A, with A of kind `toward`"""

@@ -9,7 +9,7 @@ linear projection to d features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,52 @@ def native_dim(spec: Mapping[str, Any]) -> int:
     return feature_dim(build_encoder(spec, 3), 3, 32)
 
 
+class Projecting(nn.Module):
+    """An encoder f(x) = project(h(x)): its own features h, and a linear layer, or nothing, that brings them to d."""
+
+    project: nn.Module
+
+    def trunk(self, x: Tensor) -> Tensor:
+        """h(x) `(batch, own d)`"""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.project(self.trunk(x))
+        return features
+
+
+class Features(NamedTuple):
+    """What an encoder says of images."""
+
+    own: Tensor
+    """`(batch, own d)` h(x), before a projection that widens them; else the same as f"""
+    projected: Tensor
+    """`(batch, d)` f(x)"""
+
+
+def widened(encoder: nn.Module) -> nn.Linear | None:
+    """The projection of an encoder whose own features are fewer than d; None where it has none."""
+    project = encoder.project if isinstance(encoder, Projecting) else None
+    wide = isinstance(project, nn.Linear) and project.out_features > project.in_features
+    return project if wide else None  # type: ignore[return-value]
+
+
+def own_dim(encoder: nn.Module, dim: int) -> int:
+    """How many features there are before a widening projection to `dim`."""
+    project = widened(encoder)
+    return dim if project is None else project.in_features
+
+
+def both_features(encoder: nn.Module, images: Tensor) -> Features:
+    """f(x), and h(x) where a projection widens it: d numbers that only own-d dimensions fill have no density."""
+    if widened(encoder) is None:
+        features = encoder(images).float()
+        return Features(features, features)
+    assert isinstance(encoder, Projecting)
+    own = encoder.trunk(images)
+    return Features(own.float(), encoder.project(own).float())
+
+
 class Block(nn.Module):
     """Basic residual block (He et al. 2016)."""
 
@@ -83,7 +129,7 @@ class Block(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x), inplace=True)
 
 
-class ResNet(nn.Module):
+class ResNet(Projecting):
     """3x3 stem, stages of basic blocks with doubling width, average pooling, optional projection.
 
     stem_stride: 2 halves the image at once, for a quarter of the cost; default 1
@@ -107,13 +153,12 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*layers)
         self.project = _projection(inputs, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.blocks(F.relu(self.norm(self.stem(x)), inplace=True))
-        features: Tensor = self.project(y.mean((2, 3)))
-        return features
+    def trunk(self, x: Tensor) -> Tensor:
+        pooled: Tensor = self.blocks(F.relu(self.norm(self.stem(x)), inplace=True)).mean((2, 3))
+        return pooled
 
 
-class Conv4(nn.Module):
+class Conv4(Projecting):
     """Four 3x3 convolutions with batch normalisation; the last three halve the image."""
 
     def __init__(self, channels: int, width: int, dim: int | None) -> None:
@@ -130,9 +175,9 @@ class Conv4(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.project = _projection(inputs, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.project(self.layers(x).mean((2, 3)))
-        return features
+    def trunk(self, x: Tensor) -> Tensor:
+        pooled: Tensor = self.layers(x).mean((2, 3))
+        return pooled
 
 
 def _projection(inputs: int, dim: int | None) -> nn.Module:

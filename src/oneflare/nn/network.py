@@ -21,6 +21,8 @@ class PrototypeNetwork(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.prototypes = nn.Parameter(prototypes.clone())
+        self.unknown: nn.Parameter | None = None
+        """`(d,)` prototype of the class "unknown", where the objective trains one"""
 
     def forward(self, images: Tensor) -> Tensor:
         """Unit features `(batch, d)`, always float32."""
@@ -33,6 +35,13 @@ def signed_root(features: Tensor) -> Tensor:
     The gradient, which is infinite at 0, is taken as 0 there.
     """
     return features.sign() * features.abs().clamp(min=1e-20).sqrt()
+
+
+def add_unknown(network: PrototypeNetwork, seed: int) -> PrototypeNetwork:
+    """A prototype u ~ N(0, 1) for images that show none of the classes; it depends on the seed alone."""
+    draw = torch.randn(network.prototypes.shape[1], generator=torch_generator(seed, "initial prototype of unknown"))
+    network.unknown = nn.Parameter(draw)
+    return network
 
 
 def freeze_prototypes(network: PrototypeNetwork, anchors: Tensor) -> PrototypeNetwork:

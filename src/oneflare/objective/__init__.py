@@ -2,8 +2,9 @@
 
 from oneflare.objective.banks import BANKS, Bank, build_bank
 from oneflare.objective.controllers import CONTROLLERS, ClientFacts, Controller, build_controller
+from oneflare.objective.open_set import OutlierMaker
 from oneflare.objective.proximal import Proximal
-from oneflare.objective.pull import Pull
+from oneflare.objective.pull import Pull, PullOptions
 from oneflare.objective.terms import TERMS, Batch, align, local_terms
 
 __all__ = [
@@ -14,8 +15,10 @@ __all__ = [
     "Batch",
     "ClientFacts",
     "Controller",
+    "OutlierMaker",
     "Proximal",
     "Pull",
+    "PullOptions",
     "align",
     "build_bank",
     "build_controller",

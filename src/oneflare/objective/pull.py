@@ -7,10 +7,43 @@ both halves are at hand without a second pass.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from oneflare.objective.terms import align
+
+REFERENCE = 10 * 512
+"""C d of ten classes and 512 features, the setting in which the strengths of the pull (lambda) were found"""
+
+
+@dataclass(frozen=True)
+class PullOptions:
+    """Which prototypes are pulled, and how the strength lambda of the pull is counted."""
+
+    seen: bool = False
+    """pull only the classes of the current batch"""
+    per_prototype: bool = False
+    """count lambda as if there were ten classes and 512 features"""
+
+    def classes(self, labels: Tensor, classes: int) -> Tensor | None:
+        """Which classes are pulled: `(C,)` for labels `(n,)`, `(K, C)` for a batch of clients; None for all."""
+        if not self.seen:
+            return None
+        pulled = torch.zeros(*labels.shape[:-1], classes, dtype=torch.bool, device=labels.device)
+        return pulled.scatter_(-1, labels, True)
+
+    def factor(self, classes: int, dim: int) -> float:
+        """By what the gradient of the mean is multiplied: C d / 5120, or 1.
+
+        The gradient of lambda L_align on one prototype is 2 lambda (P_c - A_c)/(C d), so that lambda is weaker the
+        more classes and features there are; with the factor it is 2 lambda (P_c - A_c)/5120 for every C and d.
+        """
+        return classes * dim / REFERENCE if self.per_prototype else 1.0
+
+
+PLAIN = PullOptions()
 
 
 class Pull:
@@ -19,12 +52,26 @@ class Pull:
     Works for one client, prototypes `(C, d)`, and for a batch of clients, `(K, C, d)`, each on its own.
     """
 
-    def __init__(self, prototypes: Tensor, target: Tensor) -> None:
-        """target: `(C, d)`"""
+    def __init__(
+        self, prototypes: Tensor, target: Tensor, labels: Tensor | None = None, options: PullOptions = PLAIN
+    ) -> None:
+        """target: `(C, d)`; labels: of the current batch, `(n,)` or `(K, n)`, needed where only seen classes count"""
+        classes, dim = target.shape
         self.prototypes = prototypes
         self.target = target
-        self.loss = align(prototypes.detach(), target).requires_grad_()
+        self.rows = None if labels is None else options.classes(labels, classes)
+        self.factor = options.factor(classes, dim)
+        self.loss = align(prototypes.detach(), target, self.rows).requires_grad_()
         """L_align, a scalar or `(K,)`"""
+
+    def direction(self) -> Tensor:
+        """g_align of lambda = 1: the gradient of L_align, times the factor of `PullOptions`."""
+        away = self.prototypes - self.target
+        if self.rows is None:
+            return away * (2 * self.factor / self.target.numel())
+        pulled = self.rows[..., None]
+        number = self.rows.sum(-1)[..., None, None].clamp(min=1) * self.target.shape[1]
+        return torch.where(pulled, away * (2 * self.factor) / number, 0.0)
 
     @torch.no_grad()
     def apply(self, project: bool) -> Tensor:
@@ -40,7 +87,7 @@ class Pull:
         if self.prototypes.grad is None:
             self.prototypes.grad = torch.zeros_like(self.prototypes)
         gradient = self.prototypes.grad
-        direction = (self.prototypes - self.target) * (2 / self.target.numel())
+        direction = self.direction()
         inner = (gradient * direction).sum((-2, -1))
         conflict = (inner < 0) & (weight > 0)
         if project:

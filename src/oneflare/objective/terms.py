@@ -20,6 +20,20 @@ TERMS: Registry[Tensor] = Registry("loss term")
 
 
 @dataclass(frozen=True)
+class Outliers:
+    """Unit features `(m, d)` of what no class is like, for objectives with a class "unknown"."""
+
+    unknown: Tensor
+    """`(d,)` the prototype of that class"""
+    destroyed: Tensor
+    """of destroyed images"""
+    moved: Tensor
+    """of destroyed images that were moved toward the classes"""
+    mixed: Tensor
+    """between two classes; may have no rows"""
+
+
+@dataclass(frozen=True)
 class Batch:
     """Both views of a batch: unit features z `(2B, d)`, labels `(2B,)`, prototypes P `(C, d)`."""
 
@@ -30,6 +44,7 @@ class Batch:
     proto_temperature: float = 1.0
     bank: tuple[Tensor, Tensor] | None = None
     """features `(m, d)` and labels `(m,)` of earlier batches"""
+    outliers: Outliers | None = None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -67,6 +82,13 @@ def proto_separation(batch: Batch) -> Tensor:
     return F.cross_entropy(similarity, torch.arange(len(similarity), device=similarity.device))
 
 
+@TERMS.register("proto_cosine")
+def proto_cosine(batch: Batch) -> Tensor:
+    """mean of 1 - cos(z_i, P_y): how far features are from the direction of their own class"""
+    own = F.normalize(batch.prototypes, dim=1)[batch.labels]
+    return (1 - (batch.features * own).sum(1)).mean()
+
+
 @TERMS.register("supcon")
 def supcon(batch: Batch) -> Tensor:
     """supervised contrastive loss over the 2B views (Khosla et al. 2020)
@@ -96,6 +118,12 @@ def supervised_contrastive(
     return -(total / number.clamp(min=1)).sum() / (number > 0).sum().clamp(min=1)
 
 
-def align(prototypes: Tensor, anchors: Tensor) -> Tensor:
-    """L_align = MSE(P, A), the mean over C d; for a batch of clients, of each"""
-    return (prototypes - anchors).square().mean((-2, -1))
+def align(prototypes: Tensor, anchors: Tensor, rows: Tensor | None = None) -> Tensor:
+    """L_align = MSE(P, A), the mean over C d; for a batch of clients, of each
+
+    rows: `(..., C)` whether a class counts, where the mean is over some rows only; 0 where none does
+    """
+    squares = (prototypes - anchors).square()
+    if rows is None:
+        return squares.mean((-2, -1))
+    return torch.where(rows, squares.mean(-1), 0.0).sum(-1) / rows.sum(-1).clamp(min=1)

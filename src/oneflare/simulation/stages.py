@@ -22,7 +22,7 @@ from oneflare.data import Dataset, load
 from oneflare.errors import ConfigError, RunError
 from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
-from oneflare.methods.resolve import given_in_python, resolve
+from oneflare.methods.resolve import given_in_python, recorded, resolve
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.given import Given
@@ -250,7 +250,7 @@ def read_experiment(folder: Path) -> Experiment:
     if not path.exists():
         raise RunError(f"{folder} is not a run folder (no experiment.yaml)")
     try:
-        experiment = resolve(read_yaml(path))
+        experiment = recorded(read_yaml(path))
     except ConfigError:
         missing = _missing_plugins(RunFiles(folder))
         if not missing:

@@ -29,6 +29,7 @@ from oneflare.fusion.trust.probes import probe_images
 from oneflare.methods.resolve import given_in_python
 from oneflare.models.base import BATCH
 from oneflare.nn import PrototypeNetwork, build_feature_map
+from oneflare.nn.encoders import both_features
 from oneflare.nn.hardware import one_thread
 from oneflare.nn.network import signed_root
 from oneflare.simulation.files import RunFiles
@@ -166,7 +167,8 @@ def density_scores(
     """
     network.eval()
     part = upload.evidence(DENSITY)
-    features = torch.cat([network.encoder(prepare(some, contract.image)) for some in images.split(BATCH)])
+    blocks = [prepare(some, contract.image) for some in images.split(BATCH)]
+    features = torch.cat([both_features(network.encoder, block).own for block in blocks])
     apart = signed_root(features).double() - part[DENSITY_MEANS].double()[labels]
     values, vectors = torch.linalg.eigh(unpack_symmetric(part[WITHIN]))
     ridge = 1e-3 * float(values.mean()) + 1e-12

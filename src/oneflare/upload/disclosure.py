@@ -10,6 +10,7 @@ from typing import Any
 
 from oneflare.errors import ConfigError, UploadError
 from oneflare.upload import COUNTS, ENCODER, EVIDENCE, PROTOTYPES, STATISTICS, notes_of, read_layout, read_tensors
+from oneflare.upload.evidence import UNKNOWN
 from oneflare.upload.signing import verify
 from oneflare.upload.statistics import CLASS_COVARIANCES, COVARIANCE, DEFAULT_PARTS, MIXTURES
 
@@ -128,12 +129,21 @@ def _fields(
         )
     elif bytes_of(STATISTICS):
         yield _statistics(manifest, bytes_of(STATISTICS))
-    if bytes_of(EVIDENCE):
+    trained = sizes.get(EVIDENCE + UNKNOWN, 0)
+    if trained:
+        yield Field(
+            "unknown",
+            trained,
+            "one direction for images that are unlike yours, in the network's features",
+            "little beyond the network: it was trained on your images destroyed",
+        )
+    if bytes_of(EVIDENCE) > trained:
         names = [_text(dict(enumerate(manifest["evidence"])), index) for index in range(len(manifest["evidence"]))]
+        measured = [name for name in names if name != UNKNOWN]
         yield Field(
             "evidence",
-            bytes_of(EVIDENCE),
-            f"{', '.join(names)}: averages over your images of what the network made of them",
+            bytes_of(EVIDENCE) - trained,
+            f"{', '.join(measured)}: averages over your images of what the network made of them",
             "what your images have in common, more than the network alone tells; for a class of which you have one "
             "or few images, nearly what the network made of each of them",
         )
@@ -155,7 +165,8 @@ def _first(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[st
     """The consequences of letting the file leave, in sentences."""
     plan = manifest.get("statistics") or {}
     privacy = plan.get("privacy")
-    held = {prefix for prefix in (ENCODER, STATISTICS, EVIDENCE) if any(name.startswith(prefix) for name in sizes)}
+    averages = {name for name in sizes if name != EVIDENCE + UNKNOWN}
+    held = {prefix for prefix in (ENCODER, STATISTICS, EVIDENCE) if any(name.startswith(prefix) for name in averages)}
     if manifest.get("masked"):
         yield _masked_first(manifest)
         held -= {STATISTICS}

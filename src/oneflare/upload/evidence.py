@@ -9,12 +9,15 @@ prototypes: s = W a, with W `(outputs, inputs)` and, where the layer has a bias,
 A convolution is the same W at every place t of the image, a_t the patch there.
 
     moments       mean and variance of z, each `(d,)`
+    raw_moments   mean and variance of the raw feature f(x), each `(d,)`
     class_means   mean z of each class, `(C, d)`; zero where the client has no image of the class
     fisher        F = E[(dl/dw)^2] for every weight w (diagonal empirical Fisher)
     gram          A = E[sum_t a_t a_t^T] of every linear map: X^T X / n
     kronecker     A, and G = E[mean_t g_t g_t^T] with g_t = dl/ds_t: F of a layer is about A (x) G (K-FAC)
+    unknown       the prototype u of the class "unknown", `(d,)`, which the term `open_set` trains
     density       of u = root(f(x)), the signed square root of the raw feature: the mean of each class `(C, d)`, the
-                  covariance within classes, and mean and covariance over background images (`client.background`)
+                  covariance within classes, and mean and covariance over background images (`client.background`);
+                  of the encoder's own features where a projection widens them to d
 
 Symmetric matrices travel as their upper triangle, so whoever has `kronecker` also has `gram`.
 """
@@ -27,14 +30,17 @@ import torch
 from torch import Tensor, nn
 
 from oneflare.nn import PrototypeNetwork
+from oneflare.nn.encoders import own_dim
 from oneflare.upload.statistics import ROUNDING, positive, symmetric, triangle, triangle_size
 
 EVIDENCE = {
     "moments": "mean and variance of the unit features",
+    "raw_moments": "mean and variance of the raw features",
     "class_means": "mean unit feature of each class",
     "fisher": "diagonal empirical Fisher information of the weights",
     "gram": "second moments of what enters every linear map",
     "kronecker": "Kronecker factors of every linear map's Fisher information",
+    "unknown": "prototype of the class unknown, where the objective has one",
     "density": "class means and covariance of the features, and the same of destroyed images",
 }
 IMPLIED = {"kronecker": "gram"}
@@ -44,13 +50,19 @@ LABELLED = ("class_means", "fisher", "kronecker", "density")
 """what is measured with the images' labels, so that it tells which classes there are"""
 
 MEAN, VARIANCE, CLASS_MEANS = "moments.mean", "moments.variance", "class_means"
+RAW_MEAN, RAW_VARIANCE = "raw_moments.mean", "raw_moments.variance"
 FISHER, INPUTS, GRADIENTS = "fisher.", "inputs.", "gradients."
+UNKNOWN = "unknown"
+MEASURED = tuple(name for name in EVIDENCE if name != UNKNOWN)
+"""what every trained network has"""
 DENSITY = "density."
 DENSITY_MEANS, WITHIN = "density.means", "density.within"
 BACKGROUND_MEAN, BACKGROUND = "density.background_mean", "density.background"
 FIELDS = {
     "moments.": "moments",
+    "raw_moments.": "raw_moments",
     CLASS_MEANS: CLASS_MEANS,
+    UNKNOWN: UNKNOWN,
     FISHER: "fisher",
     INPUTS: "gram",
     GRADIENTS: "kronecker",
@@ -116,13 +128,18 @@ def layout(network: PrototypeNetwork, names: Iterable[str]) -> dict[str, tuple[i
     shapes: dict[str, tuple[int, ...]] = {}
     if "moments" in offered:
         shapes |= {MEAN: (dim,), VARIANCE: (dim,)}
+    if "raw_moments" in offered:
+        shapes |= {RAW_MEAN: (dim,), RAW_VARIANCE: (dim,)}
     if "class_means" in offered:
         shapes[CLASS_MEANS] = (classes, dim)
     if "fisher" in offered:
         shapes |= {FISHER + name: tuple(tensor.shape) for name, tensor in network.named_parameters()}
+    if UNKNOWN in offered:
+        shapes[UNKNOWN] = (dim,)
     if "density" in offered:
-        triangular = (triangle_size(dim),)
-        shapes |= {DENSITY_MEANS: (classes, dim), WITHIN: triangular, BACKGROUND_MEAN: (dim,), BACKGROUND: triangular}
+        own = own_dim(network.encoder, dim)
+        triangular = (triangle_size(own),)
+        shapes |= {DENSITY_MEANS: (classes, own), WITHIN: triangular, BACKGROUND_MEAN: (own,), BACKGROUND: triangular}
     for name, module in linear_maps(network).items():
         outputs, inputs = map_shape(network, module)
         if "gram" in offered:
@@ -142,7 +159,16 @@ def unpack_symmetric(values: Tensor) -> Tensor:
 
 ROOT_LIMIT = 1e3
 """largest entry of the root of a feature: no entry of an honest network's feature is beyond its square"""
-MOST = {FISHER + HEAD: 1.0, INPUTS + HEAD: 1.0, GRADIENTS + HEAD: 2.0}
+FEATURE_LIMIT = ROOT_LIMIT**2
+MOST = {
+    FISHER + HEAD: 1.0,
+    INPUTS + HEAD: 1.0,
+    GRADIENTS + HEAD: 2.0,
+    DENSITY_MEANS: ROOT_LIMIT,
+    BACKGROUND_MEAN: ROOT_LIMIT,
+    RAW_MEAN: FEATURE_LIMIT,
+    RAW_VARIANCE: FEATURE_LIMIT**2,
+}
 """Largest number, or sum of the diagonal: features z have length one, and |p - y|^2 <= 2 for probabilities p."""
 
 
@@ -152,11 +178,13 @@ def complaint(tensors: Mapping[str, Tensor], counts: Tensor | None) -> str | Non
     The values are known to be finite. counts: of the classes, or None where they were withheld.
     """
     for name, tensor in tensors.items():
-        if name.startswith((INPUTS, GRADIENTS)) or name in (WITHIN, BACKGROUND):
+        if name == UNKNOWN:
+            reason = _too_large(float(tensor.abs().max()), FEATURE_LIMIT)
+        elif name.startswith((INPUTS, GRADIENTS)) or name in (WITHIN, BACKGROUND):
             reason = _factor_complaint(unpack_symmetric(tensor), MOST.get(name))
-        elif name in (DENSITY_MEANS, BACKGROUND_MEAN):
-            reason = _too_large(float(tensor.abs().max()), ROOT_LIMIT)
-        elif name == VARIANCE or name.startswith(FISHER):
+        elif name in (DENSITY_MEANS, BACKGROUND_MEAN, RAW_MEAN):
+            reason = _too_large(float(tensor.abs().max()), MOST[name])
+        elif name in (VARIANCE, RAW_VARIANCE) or name.startswith(FISHER):
             negative = bool((tensor < 0).any())
             reason = "has a negative number" if negative else _too_large(float(tensor.max()), MOST.get(name))
         else:

@@ -70,14 +70,19 @@ def verify(public: str, signature: str, digest: str, message: bytes = MESSAGE) -
     return True
 
 
-def _key_bytes(public: str) -> bytes:
+def key_bytes(public: str, prefix: str, made: str) -> bytes:
+    """The 32 bytes of a public key that is written as `prefix` and base64. made: which command prints such keys"""
     try:
-        content = base64.b64decode(public.removeprefix(PREFIX), validate=True)
+        content = base64.b64decode(public.removeprefix(prefix), validate=True)
     except (binascii.Error, ValueError):
         content = b""
-    if not public.startswith(PREFIX) or len(content) != KEY_BYTES:
-        raise ConfigError(f"'{public:.80}' is not a public key; it starts with {PREFIX} and `client keygen` prints it")
+    if not public.startswith(prefix) or len(content) != KEY_BYTES:
+        raise ConfigError(f"'{public:.80}' is not a public key; it starts with {prefix} and {made}")
     return content
+
+
+def _key_bytes(public: str) -> bytes:
+    return key_bytes(public, PREFIX, "`client keygen` prints it")
 
 
 def check_public_key(public: str) -> str:
@@ -100,16 +105,21 @@ def public_key_of(text: str) -> str:
 
 def generate(private: Path, public: Path) -> SigningKey:
     """Make a key pair and write both files; existing ones are never overwritten."""
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     for path in (private, public):
         if path.exists():
             raise ConfigError(f"{path} exists and is not overwritten; choose another name or folder")
     raw = _ed25519().Ed25519PrivateKey.generate()
     key = SigningKey(raw)
-    create_file(private, raw.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    create_private(private, raw)
     create_file(public, f"{key.public}\n".encode(), 0o644)
     return key
+
+
+def create_private(path: Path, key: Any) -> None:
+    """A new file with a private key of the package cryptography, which only its owner may read."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    create_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
 
 
 def create_file(path: Path, content: bytes, mode: int) -> None:
@@ -135,21 +145,26 @@ def create_file(path: Path, content: bytes, mode: int) -> None:
 
 def read_key(path: Path) -> SigningKey:
     """A private key that nobody but its owner may read."""
+    key = read_private(path, "`client keygen` makes one")
+    if not isinstance(key, _ed25519().Ed25519PrivateKey):
+        raise ConfigError(f"{path} is not an Ed25519 key; make one with `client keygen`")
+    return SigningKey(key)
+
+
+def read_private(path: Path, made: str) -> Any:
+    """A private key of any kind that nobody but its owner may read. made: which command makes such keys"""
     try:
         mode = path.stat().st_mode
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read the key {path}: {error.strerror}; `client keygen` makes one") from None
+        raise ConfigError(f"cannot read the key {path}: {error.strerror}; {made}") from None
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"{path} can be read by others, so its signature proves nothing; chmod 600 {path}")
-    ed25519 = _ed25519()
+    _ed25519()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        key = load_pem_private_key(content, password=None)
+        return load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path} is not a private key that `client keygen` made") from None
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise ConfigError(f"{path} is not an Ed25519 key; make one with `client keygen`")
-    return SigningKey(key)
+        raise ConfigError(f"{path} is not a private key; {made}") from None

@@ -1,10 +1,13 @@
 """The Flower app that a SuperNode runs: it reads the charter and its own data and returns one upload.
 
-The node's owner decides by `--node-config`: `data` (class folder or parquet), `member` (its name), and, optionally,
+A node's owner decides by `--node-config`: `data` (class folders, table or parquet), `member` (its name), and optionally
 `key` (private key to sign with), `federation` (own copy of federation.yaml; other terms are refused), `out` (leave the
 upload on disk too, with what resuming needs beside it), `budget` (the most epsilon to spend for an image under private
-terms; without it, one answer), `image-column` and `label-column` of a parquet file. What was answered is kept in the
-ledger beside the key, or in the home folder.
+terms; without it, one answer), `image-column`, `label-column` and `patient-column` of a table or parquet file. What was
+answered is kept in the ledger beside the key, or in the home folder.
+
+What is wrong with the images is told in the node's log alone, because a reply with an error travels to the server and
+names of files may name patients.
 """
 
 from __future__ import annotations
@@ -25,14 +28,15 @@ require_flower()
 from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
-from oneflare.errors import ConfigError, did_you_mean  # noqa: E402
+from oneflare.data.tables import Columns  # noqa: E402
+from oneflare.errors import ConfigError, DataError, did_you_mean  # noqa: E402
 from oneflare.federation.charter import FILE, Charter, read_charter, short  # noqa: E402
 from oneflare.federation.ledger import Ledger, ledger_folder  # noqa: E402
 from oneflare.federation.member import make_upload, member_data  # noqa: E402
 from oneflare.simulation.engines.flower.records import UPLOAD, answer, read_question  # noqa: E402
 from oneflare.upload.signing import SigningKey, read_key  # noqa: E402
 
-KEYS = ("data", "member", "key", "federation", "out", "budget", "image-column", "label-column")
+KEYS = ("data", "member", "key", "federation", "out", "budget", "image-column", "label-column", "patient-column")
 log = logging.getLogger("flwr")
 app = ClientApp()
 
@@ -43,7 +47,11 @@ def train(message: Message, context: Context) -> Message:
     node = Node.of(context.node_config)
     charter = node.charter(str(read_question(message.content).get("charter", "")))
     member, key = node.identity(charter)
-    data, notes, _ = member_data(charter, node.data, image_column=node.image_column, label_column=node.label_column)
+    try:
+        data, notes, *_ = member_data(charter, node.data, columns=node.columns)
+    except DataError as error:
+        log.error("%s", error)
+        raise DataError(f"{member}'s images cannot be used; the log of its node says why") from None
     log.info("%s (%s): %s trains on %d images", charter.name, short(charter.fingerprint), member, len(data))
     for note in notes:
         log.info("note: %s", note)
@@ -65,8 +73,7 @@ class Node:
     key: Path | None = None
     federation: Path | None = None
     out: Path | None = None
-    image_column: str | None = None
-    label_column: str | None = None
+    columns: Columns | None = None
     budget: float | None = None
 
     @classmethod
@@ -79,7 +86,8 @@ class Node:
                 "--node-config: 'data' is missing; say where the images are, such as data=\"/srv/images\""
             )
         paths = {name: Path(str(config[name])).expanduser() for name in ("key", "federation", "out") if name in config}
-        texts = {name: str(config[name]) for name in ("member", "image-column", "label-column") if name in config}
+        names = ("member", "image-column", "label-column", "patient-column")
+        texts = {name: str(config[name]) for name in names if name in config}
         out = paths.get("out")
         if out is not None and out.suffix != ".safetensors":
             raise ConfigError(f"--node-config: out={out}: an upload's name ends in .safetensors")
@@ -89,8 +97,7 @@ class Node:
             paths.get("key"),
             paths.get("federation"),
             out,
-            texts.get("image-column"),
-            texts.get("label-column"),
+            Columns(*(texts.get(name) for name in names[1:])),
             _budget(config.get("budget")),
         )
 

@@ -109,7 +109,9 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     """
     charter, files = read_charter(settings.federation), FederationFiles(settings.federation)
     charter.check_flower()
-    held_out = None if settings.test is None else read_local(settings.test, charter.classes, charter.image.spec()).split
+    held_out = None
+    if settings.test is not None:
+        held_out = read_local(settings.test, charter.classes, charter.image.spec(), part="test").split
     inbox = settings.federation / "inbox" / f"flower-{run}"
     inbox.mkdir(parents=True, exist_ok=True)
     owners = _owners(charter, settings, files.removed())

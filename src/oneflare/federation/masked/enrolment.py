@@ -123,7 +123,7 @@ def checked_roster(charter: Charter) -> Roster:
             "when all have joined"
         )
     assert charter.coordinator is not None
-    if not roster.is_signed_by(charter.coordinator):
+    if not any(roster.is_signed_by(key) for key in charter.signing_keys):
         raise ConfigError(f"the roster of {charter.name} is not signed by its coordinator; ask for the charter again")
     if roster.federation != charter.fingerprint:
         raise ConfigError(f"the roster of {charter.name} is for other terms; ask the coordinator for the charter again")

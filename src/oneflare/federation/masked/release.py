@@ -68,7 +68,7 @@ def read_request(path: Path, charter: Charter, roster: Roster) -> Request:
         raise UploadError(
             f"{path}: is for another roster than number {roster.number} of this charter; ask for the right one"
         )
-    if charter.coordinator is None or not request.is_signed_by(charter.coordinator):
+    if not any(request.is_signed_by(key) for key in charter.signing_keys):
         raise UploadError(f"{path}: is not signed by the coordinator of {charter.name}; it was forged or altered")
     strangers = sorted(set(request.uploaded) - set(roster.names))
     if strangers or len(request.uploaded) < roster.threshold:

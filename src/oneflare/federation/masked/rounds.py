@@ -24,6 +24,7 @@ from oneflare.federation.identity import now
 from oneflare.federation.intake import Intake, UploadHistory, take_in
 from oneflare.federation.masked.enrolment import checked_roster
 from oneflare.federation.masked.files import read_message, write_message
+from oneflare.federation.opening import decrypted
 from oneflare.federation.versions import UPLOADS, FederationFiles, upload_files
 from oneflare.federation.vouching import PRIVATE, coordinator_key
 from oneflare.upload import Upload
@@ -120,30 +121,39 @@ def close_round(folder: Path, uploads: Path, *, early: bool = False, late: bool 
         if key is None:
             raise RunError(f"{folder / PRIVATE} is missing, so members would not believe the request; put it there")
         known = UploadHistory(_removed(folder, roster))
-        intake = take_in(charter, upload_files(uploads), known=known, late=late)
-        _check_enough(charter, roster, intake, early)
-        notes = _notes(roster, intake.uploads)
-        request = Request(
-            federation=charter.fingerprint,
-            roster=roster.digest,
-            created=now(),
-            uploaded={
-                name: Uploaded(digest=intake.uploads[name].digest, salt=note.salt, sealed=note.sealed)
-                for name, note in notes.items()
-            },
-        ).signed(key)
-        files.clear()
-        for name, upload in intake.uploads.items():
-            write_bytes(files.uploads / f"{name}.safetensors", upload.content())
-        write_message(files.request, REQUEST, request)
+        with decrypted(charter, folder) as opened:
+            intake = take_in(charter, upload_files(uploads), known=known, late=late, opened=opened)
+            request = _closed_with(charter, roster, intake, files, key, early)
     return Closed(request, files.request, request.missing(roster), roster.threshold, before=False)
+
+
+def _closed_with(
+    charter: Charter, roster: Roster, intake: Intake, files: RoundFiles, key: SigningKey, early: bool
+) -> Request:
+    """Write the uploads of the round, and then the request."""
+    _check_enough(charter, roster, intake, early)
+    notes = _notes(roster, intake.uploads)
+    request = Request(
+        federation=charter.fingerprint,
+        roster=roster.digest,
+        created=now(),
+        uploaded={
+            name: Uploaded(digest=intake.uploads[name].digest, salt=note.salt, sealed=note.sealed)
+            for name, note in notes.items()
+        },
+    ).signed(key)
+    files.clear()
+    for name, upload in intake.uploads.items():
+        write_bytes(files.uploads / f"{name}.safetensors", upload.content())
+    write_message(files.request, REQUEST, request)
+    return request
 
 
 def closed_history(charter: Charter, folder: Path) -> UploadHistory:
     """What intake must know where sums are masked: which uploads are in the closed round."""
     roster, request = checked_roster(charter), open_request(charter, folder)
     digests = {name: row.digest for name, row in request.uploaded.items()}
-    return UploadHistory(_removed(folder, roster), {}, digests, request.created)
+    return UploadHistory(_removed(folder, roster), closed=digests, closed_at=request.created)
 
 
 def _removed(folder: Path, roster: Roster) -> dict[str, str]:
@@ -164,7 +174,9 @@ def open_request(charter: Charter, folder: Path) -> Request:
 
 def _refuse_late(charter: Charter, folder: Path, uploads: Path, request: Request) -> None:
     """Name the members whose uploads came after the round was closed."""
-    intake = take_in(charter, upload_files(uploads), known=closed_history(charter, folder), late=True)
+    with decrypted(charter, folder) as opened:
+        known = closed_history(charter, folder)
+        intake = take_in(charter, upload_files(uploads), known=known, late=True, opened=opened)
     late = sorted({v.member for v in intake.verdicts if v.status == "late" and v.member} - set(request.uploaded))
     if late:
         raise RunError(

@@ -102,7 +102,8 @@ def calibrated(weight: Tensor, bias: Tensor, statistics: Statistics) -> tuple[Te
     means = statistics.sums[present] / counts[:, None] @ weight + bias
     within = weight.T @ within_scatter(statistics) @ weight / statistics.samples
     scores, labels = simulated_scores(means, within, counts / counts.sum())
-    beta = CAUTION * inverse_temperature(scores, labels)
+    size = float(scores.std().clamp(min=1e-30))  # the search for beta expects scores of about unit size
+    beta = CAUTION * inverse_temperature(scores / size, labels) / size
     return beta * weight, beta * bias
 
 

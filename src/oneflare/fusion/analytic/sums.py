@@ -60,9 +60,9 @@ class Analytic(Fusion):
 class FlareAnalytic(Fusion):
     """the analytic posterior, corroborated by every client's network as far as it knows an image
 
-    networks=density: log p_c + log softmax(score)_c, with the scores of `density_ratio`. networks=redistribution: a
-    client moves probability only among the classes it has seen, as far as images that it kept back say that it may be
-    trusted (train.holdout).
+    networks=density: log p_c + log softmax(score)_c, with the scores of `density_ratio` before they are sharpened.
+    networks=redistribution: a client moves probability only among the classes it has seen, as far as images that it
+    kept back say that it may be trusted (train.holdout).
     """
 
     needs = frozenset({"weights", "prototypes", "counts", "statistics"})

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
-from oneflare.fusion.densities import SHRINKAGE, member_densities, shrunk
+from oneflare.fusion.densities import SHRINKAGE, member_densities, projected_means, shrunk
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.density import Gaussians
 from oneflare.models.rules.gates import EnergyGate, LengthGate, RatioGate, VirtualLogitGate
@@ -82,7 +82,9 @@ def residuals(uploads: UploadSet) -> tuple[Tensor, Tensor]:
     small = vectors[:, :, :least]
     projection = small @ small.transpose(1, 2)
     expected = values[:, :least].clamp(min=1e-12).sum(1).sqrt()
-    means = torch.stack([upload.evidence(DENSITY)[DENSITY_MEANS].double() for upload in uploads])
+    measured = [upload.evidence(DENSITY)[DENSITY_MEANS].double() for upload in uploads]
+    pairs = zip(measured, uploads, strict=True)
+    means = torch.stack([projected_means(own, upload, uploads) for own, upload in pairs])
     directions = torch.nn.functional.normalize(means.sign() * means.square(), dim=2)
     logits = torch.einsum("ncd,nkd->nck", directions, uploads.prototypes.double())
     held = uploads.counts > 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.features.sums import counted_prototypes
 from oneflare.fusion.workspace import QUIET, Workspace
-from oneflare.models.rules.moments import NearestMean, StandardisedSum
+from oneflare.models.rules.moments import BatchStandardisedSum, NearestMean, RawStandardisedSum, StandardisedSum
 from oneflare.nn import build_anchors
-from oneflare.upload.evidence import CLASS_MEANS, MEAN, VARIANCE
+from oneflare.upload.evidence import CLASS_MEANS, MEAN, RAW_MEAN, RAW_VARIANCE, VARIANCE
 
 EPSILON = 1e-5
 """added to variances, as batch normalisation does"""
@@ -30,18 +33,61 @@ class Standardised(Fusion):
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         moments = [upload.evidence("moments.") for upload in uploads]
-        weights = uploads.size_weights.sqrt()
-        targets = build_anchors(uploads.contract.anchors, len(uploads.contract.classes), uploads.contract.dim)
-        if targets is None or not bool(targets.any()):
-            targets = uploads.prototypes.mean(0)
-        scale = uploads.prototypes.norm(dim=2).mean()
-        rule = StandardisedSum(
-            (weights / weights.sum()).float(),
-            torch.stack([one[MEAN] for one in moments]),
-            torch.stack([(one[VARIANCE] + EPSILON).sqrt() for one in moments]),
-            scale * F.normalize(targets, dim=1),
+        rule = StandardisedSum(root_weights(uploads), *_stacked(moments, MEAN, VARIANCE), directions(uploads))
+        return Fused(uploads.members(rule))
+
+
+@FUSIONS.register("standardised_raw")
+class StandardisedRaw(Fusion):
+    """FedSRA's server: raw features z-scored with moments the client uploads, sqrt(n)-weighted sum, nearest anchor
+
+    As `standardised`, with raw features, whose length tells how sure a member is. This is the variant that FedSRA calls
+    calibration-free.
+    """
+
+    needs = frozenset({"weights", "prototypes", "raw_moments"})
+
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        moments = [upload.evidence("raw_moments.") for upload in uploads]
+        rule = RawStandardisedSum(
+            root_weights(uploads), *_stacked(moments, RAW_MEAN, RAW_VARIANCE), directions(uploads)
         )
         return Fused(uploads.members(rule))
+
+
+@FUSIONS.register("standardised_batch")
+class StandardisedBatch(Fusion):
+    """FedSRA's server with moments of the images that are asked about: transductive, needs many images at a time
+
+    As `standardised_raw`, with mean and deviation of each member's features over all images of one call, which is how
+    FedSRA's main results are measured. An answer then depends on the other images of the call, and a single image
+    has none: do not use it to serve single images or images sorted by class.
+    """
+
+    def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        return Fused(uploads.members(BatchStandardisedSum(root_weights(uploads), directions(uploads))))
+
+
+def root_weights(uploads: UploadSet) -> Tensor:
+    """`(N,)` shares in proportion to sqrt(n)"""
+    weights = uploads.size_weights.sqrt()
+    return (weights / weights.sum()).float()
+
+
+def directions(uploads: UploadSet) -> Tensor:
+    """`(C, d)`: the federation's anchors, or its mean prototypes, as long as prototypes are on average."""
+    targets = build_anchors(uploads.contract.anchors, len(uploads.contract.classes), uploads.contract.dim)
+    if targets is None or not bool(targets.any()):
+        targets = uploads.prototypes.mean(0)
+    length: Tensor = uploads.prototypes.norm(dim=2).mean()
+    return length * F.normalize(targets, dim=1)
+
+
+def _stacked(moments: Sequence[Mapping[str, Tensor]], mean: str, variance: str) -> tuple[Tensor, Tensor]:
+    """Means and deviations of all members, each `(N, d)`."""
+    return torch.stack([one[mean] for one in moments]), torch.stack(
+        [(one[variance] + EPSILON).sqrt() for one in moments]
+    )
 
 
 @FUSIONS.register("fedproto")

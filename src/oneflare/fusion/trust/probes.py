@@ -9,6 +9,7 @@ from torch import Tensor
 from oneflare.core.seeds import torch_generator
 from oneflare.data import ImageSpec, prepare
 from oneflare.fusion.base import UploadSet
+from oneflare.nn.encoders import both_features
 
 PROBES = 128
 GRIDS = (2, 3, 4)
@@ -33,3 +34,11 @@ def probe_features(uploads: UploadSet, seed: int = 0) -> Tensor:
     image = uploads.contract.image
     pixels = prepare(probe_images(image, seed=seed), image)
     return torch.stack([encoder(pixels).float() for encoder in uploads.encoders()])
+
+
+@torch.no_grad()
+def own_probe_features(uploads: UploadSet, seed: int = 0) -> Tensor:
+    """The same before a projection that widens the features, where densities are measured."""
+    image = uploads.contract.image
+    pixels = prepare(probe_images(image, seed=seed), image)
+    return torch.stack([both_features(encoder, pixels).own for encoder in uploads.encoders()])

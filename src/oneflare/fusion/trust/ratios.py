@@ -13,12 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.fusion.base import UploadSet
-from oneflare.fusion.densities import MemberDensities, member_densities
+from oneflare.fusion.densities import MemberDensities, member_densities, projected_means
+from oneflare.fusion.trust.probes import own_probe_features
+from oneflare.nn.encoders import widened
 
 LEAST_MEMBERS = 3
 """with fewer there is no majority that could be right"""
-KNOWN = 0.75
-"""the ratio of an image that shows nothing may be at most this part of what is usual for members' own images"""
+KNOWN = 1.25
+"""how many times the ratio that is usual for members' own images a picture that shows nothing may have: honest members
+of few classes, whose networks take most blobs for one of them, were seen at 0.8, and lies that do harm from 1.6 on"""
 FIT = 2 / 3
 """least agreement of a member's class means with its own prototypes, as a part of the median member's"""
 LEAST_FIT = 0.5
@@ -55,6 +58,8 @@ def false_densities(uploads: UploadSet, features: Tensor, densities: MemberDensi
     if not {"density", "counts"} <= uploads.offered or len(uploads) < LEAST_MEMBERS:
         return {}
     densities = member_densities(uploads) if densities is None else densities
+    if widened(uploads.template.encoder) is not None:
+        features = own_probe_features(uploads)
     found = {**_contradicting(uploads, densities), **_too_sure(densities, features)}
     if 2 * len(found) >= len(uploads):
         return {}
@@ -75,7 +80,7 @@ def _too_sure(densities: MemberDensities, features: Tensor) -> dict[int, str]:
 
 def _contradicting(uploads: UploadSet, densities: MemberDensities) -> dict[int, str]:
     fits = [
-        fit(densities.means[row, held], upload.prototypes[held])
+        fit(projected_means(densities.means[row, held], upload, uploads), upload.prototypes[held])
         for row, (upload, held) in enumerate(zip(uploads, densities.held, strict=True))
         if upload.prototypes is not None
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -70,8 +71,11 @@ class DensityRatio:
     """score_c = beta sum_i w_ic r_ic / sqrt(d), with r_ic = log t(u_i; m_ic, s_ic S_i) - log t(u_i; b_i, B_i)
 
     u_i = root(f_i(x)); r_ic says by how much likelier member i's feature is for an image of class c than for one of
-    which the network knows nothing. No member's ratio counts for more than `bound` in either direction.
+    which the network knows nothing. No member's ratio counts for more than `bound` in either direction. Where a
+    projection widens the features to d, f_i and d are those before it.
     """
+
+    own_features: ClassVar[bool] = True
 
     weights: Tensor
     """`(N, C)` w, 0 where a member has no image of the class; each class that somebody has sums to 1"""

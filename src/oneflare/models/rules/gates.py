@@ -7,12 +7,13 @@ log sum_i g_i(x) p_i(c | x) with g_i = exp(knowledge_i(x)) and p_i the softmax o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oneflare.models.members import rule
+from oneflare.models.members import BESIDE, rule
 from oneflare.models.rules.density import Gaussians
 from oneflare.nn.network import signed_root
 
@@ -25,6 +26,8 @@ LIMIT = 80.0
 class EnergyGate:
     """knowledge = log sum_c exp(z P_c^T): the free energy of the logits (Liu et al. 2020), times `sharpness`"""
 
+    own_features: ClassVar[str] = BESIDE
+
     prototypes: Tensor
     """`(N, C, d)`"""
     held: Tensor
@@ -36,16 +39,19 @@ class EnergyGate:
         return torch.zeros(images, self.held.shape[1])
 
     def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
-        logits = F.normalize(features, dim=1) @ self.prototypes[member].T
+        dim = self.prototypes.shape[2]
+        own = features[:, dim:] if features.shape[1] > dim else features
+        logits = F.normalize(features[:, :dim], dim=1) @ self.prototypes[member].T
         logits = torch.where(self.held[member] > 0, logits, -torch.inf)
-        weight = (self.sharpness * self.knowledge(member, features, logits)).clamp(-LIMIT, LIMIT).exp()
+        weight = (self.sharpness * self.knowledge(member, own, logits)).clamp(-LIMIT, LIMIT).exp()
         state[rows] += weight[:, None] * logits.softmax(1)
 
     def finish(self, state: Tensor) -> Tensor:
         return state.clamp(min=1e-37).log()
 
     def knowledge(self, member: int, features: Tensor, logits: Tensor) -> Tensor:
-        """How well a member knows images, from its raw features `(n, d)` and its logits `(n, C)`; `(n,)`"""
+        """How well a member knows images `(n,)`, from its logits `(n, C)` and its raw features `(n, d)`, which are
+        those before a projection that widens them"""
         return logits.logsumexp(1)
 
 

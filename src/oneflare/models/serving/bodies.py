@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import json
 from typing import Any
 
+from oneflare.data.brightness import Refusal, TooLarge
+from oneflare.data.images import KINDS, shape_of
 from oneflare.models.serving.limits import Limits, RequestError
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 """decoders that strangers may reach"""
 HOW = 'give {"images": ["base64", ...]}, the bytes of one image as the body, or a form as `curl -F image=@FILE` does'
 
@@ -81,13 +81,13 @@ def _check_pixels(contents: list[bytes], limits: Limits) -> None:
     pixels = 0
     for number, content in enumerate(contents, 1):
         try:
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                width, height = image.size
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            width, height, _ = shape_of(content)
+        except (TooLarge, Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise RequestError(413, f"image number {number} exceeds {limits.pixels:,} pixels") from None
+        except Refusal as refusal:
+            raise RequestError(422, f"image number {number}: {refusal}") from None
         except Exception:  # foreign bytes make decoders raise many kinds
-            kinds = ", ".join(FORMATS)
-            raise RequestError(422, f"image number {number} is damaged or not an image ({kinds})") from None
+            raise RequestError(422, f"image number {number} is damaged or not an image ({KINDS})") from None
         pixels += width * height
         if pixels > limits.pixels:
             many = f"image number {number}: {width}x{height}" if number == 1 else f"the first {number} images"

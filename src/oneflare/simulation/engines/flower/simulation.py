@@ -187,7 +187,8 @@ def _write_data(path: Path, train: Split, parts: Sequence[np.ndarray[Any, Any]])
 
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = {f"rows.{client}": torch.as_tensor(part, dtype=torch.int64) for client, part in enumerate(parts)}
-    save_file({"images": train.images.contiguous(), "labels": train.labels.contiguous(), **rows}, path)
+    whose = {} if train.patients is None else {"patients": train.patients.contiguous()}
+    save_file({"images": train.images.contiguous(), "labels": train.labels.contiguous(), **whose, **rows}, path)
 
 
 def _read_data(path: Path, client: int, classes: int) -> ClientData:
@@ -195,7 +196,8 @@ def _read_data(path: Path, client: int, classes: int) -> ClientData:
 
     with safe_open(path, framework="pt") as file:
         rows = file.get_tensor(f"rows.{client}")
-        split = Split(file.get_tensor("images")[rows], file.get_tensor("labels")[rows])
+        whose = file.get_tensor("patients")[rows] if "patients" in file.keys() else None  # noqa: SIM118
+        split = Split(file.get_tensor("images")[rows], file.get_tensor("labels")[rows], whose)
     return ClientData.of(split, classes)
 
 

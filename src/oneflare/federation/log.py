@@ -1,0 +1,263 @@
+"""The coordinator's log: who did what in a federation, in lines that are signed and chained.
+
+Every line of `log/entries.jsonl` is one JSON object with a number, the time, what happened, the SHA-256 of the line
+before it, and the coordinator's signature of all of these. Whoever edits, removes, reorders or adds a line without the
+key breaks the chain at that line. What a chain cannot show by itself is that its last lines were cut off: therefore
+`log/head.json` holds the last line's number and digest, a fusion's signed `result.json` and its page hold those of the
+time, and `verify_log` compares all of them. The owner of the key can still write another history; members who keep an
+earlier digest notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oneflare.core.files import digest_of, exclusive, read_regular, write_bytes, write_json
+from oneflare.core.plain import plain
+from oneflare.core.strict import strict_json
+from oneflare.errors import ConfigError, RunError
+from oneflare.upload.signing import SigningKey, verify
+
+FOLDER, ENTRIES, HEAD = "log", "entries.jsonl", "head.json"
+MESSAGE = b"oneflare log "
+WAIT_SECONDS = 60.0
+"""for another process that writes to the same log"""
+SIZE_LIMIT = 1 << 30
+SHOWN = 16
+"""letters of a digest that people are shown"""
+TEXT = 400
+"""characters of a text that others chose"""
+EVENTS = {
+    "terms": "the terms of the federation, when they are first used and whenever they change",
+    "admitted": "a member was admitted, or its key replaced",
+    "received": "an upload was examined and is part of a fusion",
+    "refused": "a file was examined and is no part of a fusion",
+    "approved": "the coordinator accepted what a member does to a class",
+    "removed": "a member was removed",
+    "failed": "a fusion was tried, and nothing was changed",
+    "fused": "a model was made",
+    "released": "model and result were signed",
+    "rotated": "a member's or the coordinator's key was replaced by one that the old key signed",
+    "revoked": "a member's key was revoked",
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened, to be written down."""
+
+    event: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the log."""
+
+    number: int
+    at: str
+    event: str
+    details: dict[str, Any]
+    previous: str
+    """SHA-256 of the line before; of the federation's own number for the first"""
+    key: str | None
+    signature: str | None
+
+    @property
+    def digest(self) -> str:
+        """Of all but the signature: what is signed."""
+        return digest_of({name: value for name, value in asdict(self).items() if name != "signature"})
+
+    @property
+    def line(self) -> bytes:
+        return (json.dumps(asdict(self), sort_keys=True, separators=(",", ":")) + "\n").encode()
+
+    @property
+    def text(self) -> str:
+        """What happened, in one line without control characters."""
+        facts = sorted(self.details.items(), key=lambda fact: fact[0] != "who")
+        told = ", ".join(f"{name} {_told(value)}" for name, value in facts if value not in (None, [], {}))
+        return plain(f"{self.event}: {told}" if told else self.event, 2 * TEXT)
+
+
+def _told(value: Any) -> str:
+    """A value for people: of a digest, its first letters."""
+    if isinstance(value, list):
+        return " ".join(map(_told, value))
+    text = str(value)
+    return text[:SHOWN] if re.fullmatch("[0-9a-f]{64}", text) else text
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a log ends."""
+
+    entries: int = 0
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.entries}:{self.digest or ''}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        number, _, digest = text.partition(":")
+        if not number.isdecimal() or len(digest) != 64:
+            raise ConfigError(f"'{plain(text, 80)}' is no position in a log; give NUMBER:DIGEST as the log shows it")
+        return cls(int(number), digest)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A log as it is, and everything that is wrong with it."""
+
+    entries: tuple[Entry, ...]
+    problems: tuple[str, ...]
+    position: Position
+
+
+def start_of(federation: str) -> str:
+    """What stands before the first line. federation: the random number in the charter."""
+    return digest_of(["oneflare log", federation])
+
+
+class FederationLog:
+    """The log in a federation's folder."""
+
+    def __init__(self, folder: Path, federation: str) -> None:
+        self.folder = folder / FOLDER
+        self.file = self.folder / ENTRIES
+        self.head = self.folder / HEAD
+        self.federation = federation
+
+    def append(self, events: Sequence[Event], at: str, key: SigningKey | None, terms: Event | None = None) -> Position:
+        """Write events down, all or none of them; several processes may do so at the same time.
+
+        terms: written before them if the log's last word on the terms was another.
+        """
+        with exclusive(self.folder, wait_seconds=WAIT_SECONDS):
+            content = self._content()
+            if content and not content.endswith(b"\n"):
+                raise RunError(f"{self.file}: its last line is cut short; `oneflare server log` shows what is left")
+            lines = content.splitlines(keepends=True)
+            previous = hashlib.sha256(lines[-1]).hexdigest() if lines else start_of(self.federation)
+            number = len(lines)
+            if terms is not None and _last_terms(lines) != _printable(terms.details):
+                events = [terms, *events]
+            for event in events:
+                number += 1
+                blank = Entry(number, at, event.event, _printable(event.details), previous, None, None)
+                line = signed(blank, key).line
+                lines.append(line)
+                previous = hashlib.sha256(line).hexdigest()
+            write_bytes(self.file, b"".join(lines))
+            position = Position(number, previous)
+            write_json(self.head, asdict(position))
+        return position
+
+    def _content(self) -> bytes:
+        return read_regular(self.file, SIZE_LIMIT) if self.file.exists() else b""
+
+    def verify(self, keys: Sequence[str], *others: tuple[str, Position]) -> Verified:
+        """Compare every line with the one before, with the coordinator's keys and with the places that know the end.
+
+        keys: the coordinator's public keys in the order in which they counted; a line after one that a later key signed
+        is not believed from an earlier key. None at all: nobody signs. others: who says it, where the log was.
+        """
+        entries: list[Entry] = []
+        problems: list[str] = []
+        digests: list[str] = []
+        previous, left = start_of(self.federation), list(keys)
+        for number, line in enumerate(self._content().splitlines(keepends=True), start=1):
+            entry = _parsed(line)
+            reasons = [_DAMAGED] if entry is None else list(_broken(entry, number, previous, left))
+            problems += [f"line {number} {reason}" for reason in reasons]
+            previous = hashlib.sha256(line).hexdigest()
+            digests.append(previous)
+            if entry is not None:
+                entries.append(entry)
+                if entry.key in left and not reasons:
+                    del left[: left.index(entry.key)]
+        head = _position(self.head)
+        if head is None and digests:
+            problems.append(f"{self.head.name} is missing or damaged, which says where the log ends")
+        known = ([] if head is None else [(self.head.name, head)]) + list(others)
+        problems += [text for name, position in known for text in _cut(name, position, digests)]
+        return Verified(tuple(entries), tuple(problems), Position(len(digests), digests[-1] if digests else None))
+
+
+def _last_terms(lines: Sequence[bytes]) -> dict[str, Any] | None:
+    for line in reversed(lines):
+        entry = _parsed(line)
+        if entry is not None and entry.event == "terms":
+            return entry.details
+    return None
+
+
+_DAMAGED = "is damaged: it is not a line of this log"
+
+
+def signed(entry: Entry, key: SigningKey | None) -> Entry:
+    if key is None:
+        return entry
+    named = Entry(**(asdict(entry) | {"key": key.public}))
+    return Entry(**(asdict(named) | {"signature": key.sign(named.digest, MESSAGE)}))
+
+
+def _printable(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Text of others without control characters and of bounded length, so that nobody writes lines of their own."""
+    return {
+        name: [plain(item, TEXT) if isinstance(item, str) else item for item in value]
+        if isinstance(value, list)
+        else plain(value, TEXT)
+        if isinstance(value, str)
+        else value
+        for name, value in details.items()
+    }
+
+
+def _parsed(line: bytes) -> Entry | None:
+    try:
+        content = strict_json(line)
+        entry = Entry(**content)
+    except (ValueError, TypeError):
+        return None
+    fits = isinstance(entry.number, int) and isinstance(entry.details, dict) and entry.event in EVENTS
+    fits = fits and isinstance(entry.at, str) and isinstance(entry.previous, str)
+    return entry if fits and entry.line == line else None
+
+
+def _broken(entry: Entry, number: int, previous: str, keys: Sequence[str]) -> Iterator[str]:
+    """Everything that is wrong with a line in its place. keys: that may have signed it"""
+    if entry.number != number:
+        yield f"has the number {entry.number}: lines are missing, were added or change places here"
+    elif entry.previous != previous:
+        yield "does not follow the line before it: that line was changed, or one was taken out or put in"
+    if not keys:
+        return
+    if entry.key is None or entry.signature is None:
+        yield "is not signed"
+    elif entry.key not in keys or not verify(entry.key, entry.signature, entry.digest, MESSAGE):
+        yield "is not signed by the coordinator: it was edited or forged"
+
+
+def _cut(name: str, position: Position, digests: Sequence[str]) -> Iterator[str]:
+    if position.entries > len(digests):
+        missing = position.entries - len(digests)
+        yield f"the last {missing} of {position.entries} lines are missing: {name} has seen them"
+    elif position.entries and digests[position.entries - 1] != position.digest:
+        yield f"line {position.entries} is not the one that {name} has seen"
+
+
+def _position(path: Path) -> Position | None:
+    try:
+        content = strict_json(read_regular(path, 10_000))
+        position = Position(**content)
+    except (RunError, ValueError, TypeError):
+        return None
+    return position if isinstance(position.entries, int) and isinstance(position.digest, str) else None

@@ -1,0 +1,93 @@
+"""What of a federation's work goes into its log, and in which words."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from oneflare.errors import MemberFault
+from oneflare.federation.admission import AdmissionResult
+from oneflare.federation.charter import Charter
+from oneflare.federation.intake import Intake
+from oneflare.federation.log import Event, FederationLog, Position, Verified
+from oneflare.federation.result import FederationResult
+from oneflare.federation.versions import FederationFiles
+from oneflare.federation.vouching import coordinator_key
+
+
+def write_down(charter: Charter, folder: Path, events: Sequence[Event]) -> Position:
+    """Append events to the log, signed with the coordinator's key where it is here; new terms are noted first."""
+    log = FederationLog(folder, charter.id)
+    terms = {
+        "fingerprint": charter.fingerprint,
+        "charter": hashlib.sha256(charter.to_yaml().encode()).hexdigest(),
+        "members": list(charter.members),
+    }
+    moment = datetime.now(UTC).isoformat(timespec="seconds")
+    return log.append(events, moment, coordinator_key(charter, folder), Event("terms", terms))
+
+
+def intake_events(intake: Intake, remove: Sequence[str]) -> list[Event]:
+    """What was examined, and who leaves now."""
+    events = [
+        Event(
+            "received" if verdict.status == "in" else "refused",
+            {
+                "who": verdict.who,
+                "file": verdict.file,
+                "digest": verdict.digest,
+                "signed": verdict.signed,
+                "reason": f"{verdict.status}: {verdict.reason}" if verdict.status != "in" else None,
+            },
+        )
+        for verdict in intake.verdicts
+    ]
+    return events + [Event("removed", {"who": name}) for name in remove]
+
+
+def decision_events(
+    checked: AdmissionResult | None, faults: Sequence[MemberFault], names: Mapping[int, str]
+) -> list[Event]:
+    """Members whose effect on the coordinator's images was accepted, and members that turned out to be of no use."""
+    approved: Sequence[str] = () if checked is None else checked.approved
+    events = [Event("refused", {"who": names[fault.client], "reason": str(fault)}) for fault in faults]
+    return events + [Event("approved", {"who": name}) for name in approved]
+
+
+def fusion_event(files: FederationFiles, content: FederationResult) -> Event:
+    """A model was made, of whom, and what it is."""
+    return Event(
+        "fused",
+        {
+            "members": [f"{member.name}:{member.digest[:16]}" for member in content.members],
+            "fusion": content.headline,
+            "suspects": list(content.suspects),
+            "model": content.own.sha256,
+            "result": hashlib.sha256(files.result.read_bytes()).hexdigest(),
+        },
+    )
+
+
+def release_event(charter: Charter, content: FederationResult) -> Event:
+    """Model and result were signed, with which key."""
+    return Event("released", {"model": content.own.sha256, "key": charter.signing_key})
+
+
+def check_log(folder: Path, charter: Charter, expected: Sequence[tuple[str, Position]] = ()) -> Verified:
+    """The federation's log, compared with the charter's keys, with the last result, and with what others remember."""
+    files, log = FederationFiles(folder), FederationLog(folder, charter.id)
+    others = list(expected)
+    last = files.last()
+    if last is None:
+        return log.verify(charter.signing_keys, *others)
+    if last.log is not None:
+        others.append((files.result.name, last.log))
+    found = log.verify(charter.signing_keys, *others)
+    fused = [entry for entry in found.entries if entry.event == "fused"]
+    digest = hashlib.sha256(files.result.read_bytes()).hexdigest()
+    if not fused or fused[-1].details.get("result") != digest:
+        problem = f"{files.result.name} is not the one that the log's last fusion wrote"
+        return Verified(found.entries, (*found.problems, problem), found.position)
+    return found
