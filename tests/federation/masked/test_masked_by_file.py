@@ -455,3 +455,25 @@ def test_flower_refuses_masked_terms_with_one_line(open_round):
 
     with pytest.raises(ConfigError, match="works by file only and not on Flower"):
         read_charter(open_round / "fed").check_flower()
+
+
+def test_masked_uploads_may_be_encrypted_too_and_survive_a_new_key_of_the_coordinator(enrolled, tmp_path):
+    """The three layers do not know of each other: masks, encryption to the coordinator, succession of its key."""
+    root = tmp_path / "root"
+    shutil.copytree(enrolled, root, ignore=shutil.ignore_patterns("fed", "inbox", "*.mask", "*.work", "*.safetensors"))
+    members = [word for one in NAMES for word in ("--member", f"{one}={root / one}.pub")]
+    run("server", "init", root / "fed", *SHAPE, *members, *TERMS, "--encrypt")
+    charter = root / "fed" / "federation.yaml"
+    for name in NAMES:
+        join(root, charter, name)
+    run("server", "roster", root / "fed", "--enrolments", root / "inbox")
+    for name in NAMES:
+        train(root, charter, name, root / f"{name}.safetensors")
+        shutil.copy(root / f"{name}.safetensors.encrypted", root / "inbox")
+    run("server", "rotate", root / "fed")
+    run("server", "missing", root / "fed", "--uploads", root / "inbox")
+    for name in NAMES[:3]:
+        run(*release(root, charter, name))
+    run("server", "fuse", root / "fed", "--releases", root / "inbox")
+    result = json.loads((root / "fed" / "result.json").read_text())
+    assert result["masked"]["counts"] == sum(plain_sums(root, name) for name in NAMES)[:10].tolist()
