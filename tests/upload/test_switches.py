@@ -10,6 +10,7 @@ import torch
 from hospitals import TINY, digits, tiny_charter, typed
 from oneflare.data import ClientData, Split
 from oneflare.data.images import Damaged
+from oneflare.data.labelled import Inventory
 from oneflare.federation.ledger import Ledger
 from oneflare.federation.member import Envelope, MemberData, make_upload_in, upload_notes
 from oneflare.federation.page import _privacy
@@ -32,13 +33,15 @@ NAME = "who and when"
 LEARNT = "trained or averaged numbers"
 TOTAL = "how many images"
 COUNTS = "how many of each class"
+MASKS = "random numbers"
 LEFT_OUT = "that images were left out; how many of how many, where counts are exact"
 FIELDS = {
     **dict.fromkeys(("schema", "federation", "method", "epoch", "classes", "image", "encoder"), TERMS),
-    **dict.fromkeys(("encoder_hash", "anchors", "dim", "statistics", "evidence", "counts"), TERMS),
+    **dict.fromkeys(("encoder_hash", "anchors", "dim", "statistics", "evidence", "counts", "fixed"), TERMS),
     **dict.fromkeys(("client", "member", "created", "signature"), NAME),
     **dict.fromkeys(("trust", "tensors", "digest"), LEARNT),  # trust: refused beside counts that are not exact
     "samples": TOTAL,
+    "masked": MASKS,  # tests/federation/masked looks at what is beside them
     "notes": LEFT_OUT,
 }
 TENSORS = {
@@ -67,7 +70,8 @@ def upload_of(settings, number: int, folder):
     data = ClientData.of(Split(train.images[:number], train.labels[:number]), 10)
     charter = tiny_charter(settings=settings)
     out = folder / f"{number}.safetensors"
-    notes = upload_notes(charter, MemberData(data, (), (Damaged("scan.png", "is cut short"),)))
+    found = Inventory({"PNG": number + 1}, None, None, 1)
+    notes = upload_notes(charter, MemberData(data, (), (Damaged("scan.png", "is cut short"),), found))
     envelope = Envelope("north", None, notes)
     make_upload_in(envelope, charter, data, out, ledger=Ledger(folder / f"{number}.ledger"))
     manifest, sizes = read_layout(out)

@@ -29,6 +29,13 @@ ImageColumn = Annotated[
         "img, file, file_name or path.",
     ),
 ]
+Mask = Annotated[
+    Path | None,
+    typer.Option(
+        "--mask",
+        help="Folder with your mask key, where sums are masked; default: NAME.mask beside the --key, or in your home.",
+    ),
+]
 LabelColumn = Annotated[
     str | None,
     typer.Option("--label-column", help="Column of a table or parquet file that holds the labels; default: label."),
@@ -63,6 +70,7 @@ def train(
         typer.Option("--name", help="Your name; default: the member whose key this is, or else a random name."),
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Sign the upload with this private key.")] = None,
+    mask: Mask = None,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -96,6 +104,7 @@ def train(
 
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
+    from oneflare.cli.masked import masking_of
     from oneflare.cli.progress import progress
     from oneflare.cli.show_federation import announce, member_progress
     from oneflare.data.labelled import ListedProblems
@@ -103,6 +112,7 @@ def train(
     from oneflare.errors import ConfigError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.ledger import Ledger, ledger_folder
+    from oneflare.federation.masked.uploading import check_before_training
     from oneflare.federation.member import (
         Envelope,
         charter_reader,
@@ -117,7 +127,8 @@ def train(
         raise ConfigError(f"--out {out}: an upload's name ends in .safetensors")
     charter = read_charter(charter_file)
     signing = None if key is None else read_key(key)
-    member = _who(charter, name, signing, out, must_sign=not dry_run)
+    member = who(charter, name, signing, out, must_sign=not dry_run)
+    masking = masking_of(charter, member, mask, key, out)
     try:
         columns = Columns(image_column, label_column, patient_column)
         with progress(enabled=not quiet, table=False) as watching:
@@ -125,6 +136,8 @@ def train(
             images = member_data(charter, data, columns=columns, skip_damaged=skip_damaged, reader=reader)
     except ListedProblems as error:
         raise _refusal(error, dry_run=dry_run, json=json) from None
+    if masking is not None:
+        check_before_training(charter, member, masking, len(images.data))
     if not quiet:
         announce(charter, member, images.data, images.notes)
     if dry_run:
@@ -132,7 +145,7 @@ def train(
         return
     with member_progress(charter, enabled=not quiet) as observer:
         ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
-        envelope = Envelope(member, signing, notes)
+        envelope = Envelope(member, signing, notes, masking)
         made = make_upload_in(envelope, charter, images.data, out, observer=observer, ledger=ledger)
     sent = encrypted_for(charter, made.path)
     if json:
@@ -215,7 +228,7 @@ def _what_was_made(charter: Charter, made: Made, sent: Path, *, signed: bool) ->
         show.line("not signed: the coordinator cannot tell who made it; --key signs it")
 
 
-def _who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *, must_sign: bool) -> str:
+def who(charter: Charter, name: str | None, key: SigningKey | None, out: Path, *, must_sign: bool) -> str:
     """The member's name: given, or by its key, or the one its earlier training here has, or a random one."""
     from oneflare.errors import ConfigError
     from oneflare.federation.member import claimed_member, work_folder

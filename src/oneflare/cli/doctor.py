@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated
 
 import typer
@@ -25,7 +26,7 @@ def doctor(
         typer.Option("--again", help="Measure the speed of bfloat16 again instead of using the earlier measurement."),
     ] = False,
 ) -> None:
-    """Describe this machine: versions, device, speed of bfloat16, extras, data sets, disk space.
+    """Describe this machine: versions, device, speed of bfloat16, extras, data sets, disk space, mask keys.
 
     [bold]Example[/bold]
 
@@ -57,6 +58,7 @@ def examine() -> dict[str, object]:
 
     from oneflare._version import __version__
     from oneflare.data.sources import LAYOUTS
+    from oneflare.federation.masked.secret import found_secrets
     from oneflare.nn import bfloat16
     from oneflare.nn.hardware import bfloat16_speedup, choose_device
     from oneflare.simulation.engines import default_workers
@@ -83,6 +85,7 @@ def examine() -> dict[str, object]:
         "data": found,
         "free_bytes": shutil.disk_usage(Path.cwd()).free,
         "writable": os.access(Path.cwd(), os.W_OK),
+        "mask_keys": {str(one.folder): one.problem() for one in found_secrets(Path.cwd())},
     }
 
 
@@ -101,16 +104,20 @@ def _lines(content: dict[str, object]) -> dict[str, tuple[str, str]]:
     extras, data = content["extras"], content["data"]
     assert isinstance(extras, dict)
     assert isinstance(data, dict)
+    keys = content["mask_keys"]
+    assert isinstance(keys, dict)
+    for folder, problem in keys.items():
+        lines[PurePath(folder).name] = ("problem", problem) if problem else ("ok", f"{folder}: yours alone to read")
     for name, there in extras.items():
         purpose = EXTRAS[name][1]
         lines[name] = ("ok", purpose) if there else ("absent", f"{purpose}: pip install 'oneflare[{name}]'")
-    folder = content["data_folder"]
+    root = content["data_folder"]
     lines["digits"] = ("ok", "embedded, always there")
     for name, there in data.items():
         if there:
-            lines[name] = ("ok", f"in {folder}")
+            lines[name] = ("ok", f"in {root}")
         else:
-            remedy = "set ONEFLARE_DATA to a folder with" if folder is None else f"not in {folder}: needs"
+            remedy = "set ONEFLARE_DATA to a folder with" if root is None else f"not in {root}: needs"
             lines[name] = ("absent", f"{remedy} {name}/train-*.parquet, or let the hub deliver it")
     return lines
 

@@ -234,6 +234,7 @@ def try_here(
     from oneflare.federation.flower.template import write_app
 
     charter = read_charter(folder)
+    charter.check_flower()
     nodes = _nodes(charter, member, key or ())
     place = _fresh(work or folder / "trial")
     app = write_app(place / "app", folder, min_members).parent

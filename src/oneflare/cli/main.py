@@ -23,6 +23,7 @@ from oneflare.cli import (
     keys,
     laboratory,
     manners,
+    masked,
     models,
     parts,
     reporting,
@@ -109,6 +110,10 @@ app.command("predict", rich_help_panel="Use a model")(models.predict)
 app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
 app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
+keys.server.command("roster")(masked.roster)
+keys.server.command("missing")(masked.missing)
+keys.client.command("join")(masked.join)
+keys.client.command("release")(masked.release)
 app.add_typer(keys.server, name="server", rich_help_panel="Federate")
 app.add_typer(keys.client, name="client", rich_help_panel="Federate")
 app.add_typer(client.upload, name="upload", rich_help_panel="Federate")

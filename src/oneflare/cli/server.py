@@ -131,6 +131,7 @@ def init(
 def _what_to_send(folder: Path, charter: Charter, upload_bytes: float, *, signs: bool) -> None:
     """After `init`: what was written, what goes to the members, and what they and the coordinator run next."""
     from oneflare.cli import show
+    from oneflare.cli.show_federation import masked_next_steps
     from oneflare.federation.charter import FILE, short
     from oneflare.federation.opening import PRIVATE as BOX
     from oneflare.federation.page import size_text
@@ -147,6 +148,9 @@ def _what_to_send(folder: Path, charter: Charter, upload_bytes: float, *, signs:
         show.done("Models will not be signed: pip install 'oneflare[sign]' before this command signs them.")
     if charter.encryption is not None:
         show.done(f"{folder / BOX}: your private key, which decrypts uploads. Without it nobody can read them.")
+    if charter.terms.upload.masked is not None:
+        masked_next_steps(folder, path)
+        return
     sent = f"NAME.safetensors{ENCRYPTED if charter.encryption is not None else ''}"
     show.done(f"\nSend {path} to every member, and nothing else. A member runs:")
     show.done("  oneflare client keygen --name NAME                    # once; sends you NAME.pub, keeps NAME.key")
@@ -250,6 +254,10 @@ def fuse(
         Path | None,
         typer.Option("--test", help="Measure the model on these images of yours (class folders, a table or parquet)."),
     ] = None,
+    releases: Annotated[
+        Path | None,
+        typer.Option("--releases", help="Folder with the members' releases, where sums are masked."),
+    ] = None,
     check_images: Annotated[
         Path | None,
         typer.Option(
@@ -291,6 +299,8 @@ def fuse(
 
       oneflare server fuse federation --uploads inbox --check-images own-images
 
+      oneflare server fuse federation --releases inbox
+
     With --check-images the model is also made without each member in turn. A member that costs a class more than
     --check-points of your images stops the fusion with its name, and nothing is changed, until you --approve or
     --remove it. Without such images, only members that differ from the others in their numbers are warned about.
@@ -312,7 +322,7 @@ def fuse(
         uploads=uploads,
         add=add or (),
         remove=remove or (),
-        rules=Rules(late=late, keep=keep, min_members=min_members, admission=admission),
+        rules=Rules(late=late, keep=keep, min_members=min_members, admission=admission, releases=releases),
         test=held_out,
         observer=None if quiet else Remarks(),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from oneflare.data.labelled import Inventory, Problem
     from oneflare.federation.charter import Charter
     from oneflare.federation.coordinator import FusedFederation
-    from oneflare.federation.result import FederationResult
+    from oneflare.federation.result import FederationResult, MaskedTotal
     from oneflare.upload.disclosure import Disclosure
 
 MOST_CLASSES = 20
@@ -120,6 +121,25 @@ def disclosure(content: Disclosure) -> None:
     console.print(table)
 
 
+def masked_next_steps(folder: Path, charter: Path) -> None:
+    """What follows `server init` where sums are masked."""
+    line(f"\nThe sums are masked: you will see their total and no member's own. Send {charter} to every member.")
+    line("Every member takes three steps, and sends you one file after each:")
+    line("  oneflare client join federation.yaml --name NAME --key NAME.key --images NUMBER   # NAME.join.json")
+    line("  oneflare client train federation.yaml --data FOLDER --name NAME --key NAME.key --out NAME.safetensors")
+    line("  oneflare client release federation.yaml request.json --name NAME --key NAME.key   # NAME.release.json")
+    line("You run, with FOLDER for the files that have arrived:")
+    line(f"  oneflare server admit {folder} NAME NAME.pub          # for each key that arrives")
+    line(f"  oneflare server roster {folder} --enrolments FOLDER   # when all have joined; send {charter} again")
+    line(f"  oneflare server missing {folder} --uploads FOLDER     # closes the round; send its request.json")
+    line(f"  oneflare server fuse {folder} --releases FOLDER")
+
+
+def _masked_line(facts: MaskedTotal, counts_mode: str) -> str:
+    shown = "images are the most that each enrolled with; " if counts_mode == "withheld" else ""
+    return f"{shown}the total under roster {facts.roster} is over {sum(facts.counts)} images"
+
+
 def told(fused: FusedFederation, *, json: bool, quiet: bool) -> None:
     """What a command says of a fusion: one JSON object, tables and lines, or nothing."""
     if json:
@@ -133,6 +153,8 @@ def fused_federation(fused: FusedFederation) -> None:
     content, console = fused.content, console_for()
     console.print(f"[bold]{fused.charter.name}[/bold] ({short(fused.charter.fingerprint)}), {content.method}")
     console.print(_verdicts(content))
+    if content.masked is not None:
+        line(_masked_line(content.masked, content.counts_mode))
     for name, made in content.fusions.items():
         measured = "not measured (--test FOLDER measures it)"
         if made.scores is not None:

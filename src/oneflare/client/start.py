@@ -5,11 +5,14 @@ Simulations, charters and Flower all come here, so a client trains and sends the
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 from oneflare.core.config import Experiment
 from oneflare.core.privacy import Privacy
 from oneflare.data import ImageSpec
+from oneflare.errors import ConfigError
 from oneflare.nn import (
     PrototypeNetwork,
     build_anchors,
@@ -19,7 +22,8 @@ from oneflare.nn import (
     initial_network,
 )
 from oneflare.upload import Agreement, Contract
-from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan
+from oneflare.upload.masking.fixed_point import FixedPoint
+from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_of
 
 
 def make_contract(
@@ -39,6 +43,7 @@ def make_contract(
     """
     spec = terms.encoder if encoder is not None else encoder_spec(terms.encoder, len(classes))
     network = initial_network(spec, image.channels, image.size, len(classes), terms.seed, encoder)
+    plan = statistics_plan(terms, image, mirror)
     return Contract.of(
         network,
         Agreement(
@@ -48,9 +53,10 @@ def make_contract(
             anchors=terms.anchors,
             image=image,
             classes=classes,
-            statistics=statistics_plan(terms, image, mirror),
+            statistics=plan,
             deep=terms.trains,
             evidence=terms.upload.evidence,
+            fixed=fixed_point(terms, plan, image),
         ),
     )
 
@@ -81,3 +87,19 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> P
     parts = DEFAULT_PARTS if upload.statistics is None else upload.statistics
     components = COMPONENTS if upload.statistics_components is None else upload.statistics_components
     return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
+
+
+def fixed_point(experiment: Experiment, plan: Plan | None, image: ImageSpec) -> FixedPoint | None:
+    """How sums are rounded where only their total may be read; None where they are not.
+
+    The default for the largest feature is a power of two, on which machines that round differently agree.
+    """
+    masked = experiment.upload.masked
+    if masked is None:
+        return None
+    if plan is None or masked.clip is not None:
+        return FixedPoint(masked.bits, masked.clip or 1.0)
+    largest = limits_of(plan, image.channels, image.size).size
+    if not math.isfinite(largest):
+        raise ConfigError("upload.masked.clip: the feature map does not say how large a feature is; set the largest")
+    return FixedPoint(masked.bits, 2.0 ** math.ceil(math.log2(max(largest, 1.0))))

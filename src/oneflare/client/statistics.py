@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from oneflare.data import ClientData
 from oneflare.errors import TrainingError
 from oneflare.nn import FeatureMap, build_feature_map
 from oneflare.upload.class_statistics import pack_classes
+from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, to_vector
 from oneflare.upload.mixtures import pack_mixtures
 from oneflare.upload.statistics import (
     CLASS_COVARIANCES,
@@ -43,11 +45,14 @@ NOT_FINITE = "the features are not finite; check the client's images for NaN or 
 
 def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | None:
     """The packed statistics of a client's images, noised if the federation agreed on that; None if it sends none."""
-    plan = job.contract.statistics
-    if plan is None:
-        return None
+    plan, fixed = job.contract.statistics, job.contract.fixed
     image, classes = job.contract.image, len(job.contract.classes)
+    if plan is None:
+        return None if fixed is None else {FIXED: counted(data.labels, classes)}
     features = build_feature_map(plan.feature_map, image.channels, image.size, plan.bound)
+    if fixed is not None:
+        found = measure_fixed(features, data.images, data.labels, classes, fixed)
+        return {FIXED: to_vector(found.counts, found.sums, found.gram)}
     if plan.privacy is None:
         return exact_statistics(plan, features, data, classes)
     exact = measure_on_lattice(features, data.images, data.labels, classes, plan.privacy)
@@ -139,15 +144,36 @@ def measure_on_lattice(
     One image's features come from that image alone: in a batch, rounding may depend on its neighbours, and then
     replacing one image would change others as well.
     """
-    dim = features.dim
-    total = LatticeSums(*(torch.zeros(shape, dtype=torch.int64) for shape in ((dim, dim), (classes, dim), (classes,))))
+
+    def whole(block: Tensor) -> Tensor:
+        return on_lattice(torch.cat([features(image[None]) for image in block]), privacy)
+
+    return _whole_sums(whole, images, labels, (features.dim, classes))
+
+
+def measure_fixed(features: FeatureMap, images: Tensor, labels: Tensor, classes: int, fixed: FixedPoint) -> LatticeSums:
+    """The sums of images whose features are rounded to fixed point."""
+    return _whole_sums(lambda block: fixed.round(features(block)), images, labels, (features.dim, classes))
+
+
+def counted(labels: Tensor, classes: int) -> Tensor:
+    """n_c `(C,)` int64"""
+    return torch.bincount(labels, minlength=classes)
+
+
+def _whole_sums(
+    whole: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, shape: tuple[int, int]
+) -> LatticeSums:
+    """whole: images -> features in whole steps, float64; shape: (D, C)"""
+    dim, classes = shape
+    shapes = (dim, dim), (classes, dim), (classes,)
+    total = LatticeSums(*(torch.zeros(size, dtype=torch.int64) for size in shapes))
     for start in range(0, len(images), BLOCK):
-        block = images[start : start + BLOCK]
-        phi = on_lattice(torch.cat([features(image[None]) for image in block]), privacy)
+        phi = whole(images[start : start + BLOCK])
         y = labels[start : start + BLOCK]
-        total.counts.add_(torch.bincount(y, minlength=classes))
+        total.counts.add_(counted(y, classes))
         total.sums.index_add_(0, y, phi.long())
-        for row in range(0, dim, STRIP):  # whole numbers below 2^49: exact in any order of adding
+        for row in range(0, dim, STRIP):  # whole numbers below 2^53: exact in any order of adding
             total.gram[row : row + STRIP, row:].add_((phi[:, row : row + STRIP].T @ phi[:, row:]).long())
     return total
 

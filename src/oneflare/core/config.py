@@ -245,6 +245,23 @@ class TrainConfig(Section):
     checkpoint_seconds: float = Field(20.0, ge=0, description="least time between two checkpoints of a client")
 
 
+def _switched(value: Any) -> Any:
+    """`true` stands for all defaults, `false` for none."""
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+class MaskedConfig(Section):
+    """Sums of which only the total over members can be read."""
+
+    bits: int = Field(16, ge=4, le=22, description="features are rounded to multiples of 2^-bits")
+    clip: float | None = Field(
+        None, gt=0, description="larger features are cut; default: a power of two that no feature exceeds"
+    )
+    threshold: int | None = Field(
+        None, ge=2, description="members that are needed to open a total; default: more than half of the roster"
+    )
+
+
 class UploadConfig(Section):
     """What leaves a client."""
 
@@ -272,6 +289,20 @@ class UploadConfig(Section):
         "hides nothing; default: noise from the operating system, which nobody can draw again",
     )
     evidence: Names = Field((), description="what clients measure of their networks for fusions that need it")
+    masked: Annotated[MaskedConfig | None, BeforeValidator(_switched)] = Field(
+        None, description="sums in fixed point that real members mask, so that only their total can be read"
+    )
+
+    @model_validator(mode="after")
+    def _masked_fits(self) -> UploadConfig:
+        """Counts are in the masked sums, so beside these they are withheld unless somebody asks for them."""
+        if self.masked is None:
+            return self
+        if self.statistics_epsilon is not None or self.statistics_dtype != "float32":
+            raise ValueError("masked sums take neither statistics_epsilon nor statistics_dtype; remove one of the two")
+        if "counts" not in self.model_fields_set:
+            object.__setattr__(self, "counts", "withheld")
+        return self
 
 
 class CodeConfig(Section):

@@ -25,10 +25,14 @@ ORPHAN_SECONDS = 10.0
 """how long the workers of a killed process are waited for"""
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write to a temporary name in the same folder, flush to disk, then rename: a crash leaves old or new."""
+def write_bytes(path: Path, *content: bytes | bytearray) -> None:
+    """Write to a temporary name in the same folder, flush to disk, then rename: a crash leaves old or new.
+
+    Several pieces are written one behind the other, without a copy of all together.
+    """
     with writing(path) as file:
-        file.write(content)
+        for piece in content:
+            file.write(piece)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from oneflare.nn.backbones import input_spec
 from oneflare.nn.encoders import CUSTOM
 from oneflare.upload import Contract
 from oneflare.upload.encryption import check_box_key
+from oneflare.upload.masking.roster import Roster
 from oneflare.upload.signing import check_name, check_public_key
 from oneflare.upload.succession import Succession, current
 
@@ -128,6 +129,7 @@ class Charter(Section):
     coordinator: str | None = Field(None, description="public key that signs the model, its card and the result")
     succession: tuple[KeyChange, ...] | None = Field(None, description="keys that replaced it, each signed by the last")
     encryption: str | None = Field(None, description="public key to which uploads are encrypted")
+    roster: Roster | None = Field(None, description="mask keys of the members, where sums are masked")
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("coordinator")
@@ -226,9 +228,17 @@ class Charter(Section):
 
     @cached_property
     def contract(self) -> Contract:
-        """What every upload of this federation must look like."""
+        """What every upload of this federation must look like; where sums are masked, before they are."""
         return make_contract(
             self.terms, self.inputs, self.classes, mirror=self.image.mirror, federation=self.fingerprint
+        )
+
+    @property
+    def masked_contract(self) -> Contract:
+        """What an upload must look like when it arrives."""
+        masked = self.terms.upload.masked is not None
+        return (
+            replace(self.contract, masked=len(self.roster.members) if self.roster else 1) if masked else self.contract
         )
 
     def template(self) -> PrototypeNetwork:
@@ -246,6 +256,14 @@ class Charter(Section):
     def member_of(self, public: str) -> str | None:
         """Whose key this is."""
         return next((name for name, key in self.members.items() if key == public), None)
+
+    def check_flower(self) -> None:
+        """Refuse terms that a Flower run cannot keep."""
+        if self.terms.upload.masked is not None:
+            raise ConfigError(
+                f"the sums of {self.name} are masked (upload.masked), which works by file only and not on Flower; use "
+                "`oneflare client join`, `train` and `release`, or terms without upload.masked"
+            )
 
     def check_member(self, name: str) -> str:
         check_name(name)
@@ -268,7 +286,7 @@ class Charter(Section):
 HEADER = """\
 # A OneFlare federation, fingerprint {fingerprint}. Send this file to every member, unchanged.
 # Members and the coordinator compare the fingerprint by telephone or in person before they train.
-# Members, deadline, use, limits and experiment.fusions may change later; all else makes another federation.
+# Members, deadline, use, limits, roster and experiment.fusions may change later; all else makes another federation.
 """
 
 

@@ -18,20 +18,28 @@ from oneflare.data import Split
 from oneflare.errors import OneFlareError, RunError, did_you_mean
 from oneflare.federation.admission import Admission, AdmissionResult, admitted, refuse_faulty
 from oneflare.federation.charter import Charter, read_charter
+from oneflare.federation.identity import now
 from oneflare.federation.intake import Examination, Intake, take_in
 from oneflare.federation.log import Event
-from oneflare.federation.member import now
+from oneflare.federation.masked.opening import Total, open_total
+from oneflare.federation.masked.rounds import RoundFiles, closed_history
 from oneflare.federation.opening import Opener, decrypted
 from oneflare.federation.recording import decision_events, fusion_event, intake_events, release_event, write_down
-from oneflare.federation.result import FederationIdentity, FederationResult, FusedModel, MemberResult, change_since
-from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared
+from oneflare.federation.result import (
+    FederationIdentity,
+    FederationResult,
+    FusedModel,
+    MaskedTotal,
+    MemberResult,
+    change_since,
+)
+from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared, upload_files
 from oneflare.federation.vouching import coordinator_key, sign_fusion
 from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.metrics import fuse_timed, score_all
 from oneflare.nn.hardware import one_thread
 from oneflare.upload import Upload
-from oneflare.upload.encryption import SUFFIX as ENCRYPTED
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class Rules:
     the last fusion. min_members: fewer members and nothing is fused; None: as many as the last fusion had, without
     those who were removed; where there was none yet, all who are admitted. everybody: None means all who are admitted
     after the first fusion too. admission: how members are checked by what they do to answers; None: they are not.
+    releases: folder with the members' answers, where sums are masked.
     """
 
     late: bool = False
@@ -49,11 +58,14 @@ class Rules:
     min_members: int | None = None
     everybody: bool = False
     admission: Admission | None = None
+    releases: Path | None = None
 
     def least(self, charter: Charter, last: FederationResult | None, removed: Mapping[str, str]) -> int:
         """How many members a fusion needs; who was removed does not count."""
         if self.min_members is not None:
             return self.min_members
+        if charter.terms.upload.masked is not None and charter.roster is not None:
+            return charter.roster.threshold
         names: Iterable[str] = charter.members if last is None or self.everybody else last.names
         return max(1, sum(name not in removed for name in names))
 
@@ -115,13 +127,19 @@ def _fuse_sent(
     intake = _examined(charter, files, sent, rules)
     intake, removed = _without(charter, intake, sent.remove, files.known().removed)
     write_down(charter, folder, intake_events(intake, sent.remove))
+    total = _total(charter, folder, intake, rules, observer)
     for note in intake.notes:
         observer.note(note)
     least = rules.least(charter, last, removed)
     _enough(intake, least, charter, last, removed)
     observer.note(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
     with one_thread(), prepared(files) as place:
-        collected = UploadSet(tuple(intake.uploads.values()), charter.contract, charter.template())
+        collected = UploadSet(
+            tuple(intake.uploads.values()),
+            charter.masked_contract,
+            charter.template(),
+            total=None if total is None else total.statistics,
+        )
         names = {upload.client: name for name, upload in intake.uploads.items()}
 
         def work(kept: UploadSet) -> tuple[dict[str, str], AdmissionResult | None, dict[str, FusedModel]]:
@@ -139,7 +157,7 @@ def _fuse_sent(
             observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
         _enough(intake, least, charter, last, removed)
         content = _result(charter, intake, fusions, removed)
-        content = replace(content, suspects=suspects, admission=checked)
+        content = replace(content, suspects=suspects, admission=checked, masked=_masked_facts(total))
         if test is not None:
             content = replace(content, test_images=len(test.labels))
         content = replace(content, change=change_since(last, content))
@@ -157,13 +175,43 @@ def _fuse_sent(
 def _examined(charter: Charter, files: FederationFiles, sent: Sent, rules: Rules) -> Intake:
     """The verdict on every file that takes part in this fusion."""
     kept, uploads, add = files.kept(), sent.uploads, sent.add
-    sources = _upload_files(uploads) if uploads is not None else kept
+    if charter.terms.upload.masked is not None:
+        if rules.keep or rules.late:
+            raise RunError("--keep, --late: who is in the total was decided by `server missing`; leave these out")
+        sources = [] if uploads is None else upload_files(uploads)
+        known = closed_history(charter, files.folder)
+        return take_in(
+            charter, [*RoundFiles(files.folder).kept(), *sources], add, known=known, late=True, opened=sent.opened
+        )
+    sources = upload_files(uploads) if uploads is not None else kept
     if not sources and not add:
         where = f"in {uploads}" if uploads is not None else "yet; give --uploads FOLDER"
         raise RunError(f"there is no upload {where}")
     late = rules.late or uploads is None
     fallback = kept if rules.keep and uploads is not None else ()
     return take_in(charter, sources, add, known=files.known(), late=late, opened=sent.opened, fallback=fallback)
+
+
+def _total(charter: Charter, folder: Path, intake: Intake, rules: Rules, observer: Observer) -> Total | None:
+    """The opened sums of the round, where they are masked."""
+    if charter.terms.upload.masked is None:
+        if rules.releases is not None:
+            raise RunError("--releases: the sums of this federation are not masked, so there is nothing to release")
+        return None
+    if rules.admission is not None:
+        raise RunError(
+            "--check-images: what each member does cannot be checked where sums are masked, because no model can be "
+            "made without one of them; leave it out, and measure the model with --test"
+        )
+    return open_total(charter, folder, intake.uploads, rules.releases, observer)
+
+
+def _masked_facts(total: Total | None) -> MaskedTotal | None:
+    """What a result says of masked sums."""
+    if total is None:
+        return None
+    roster = total.roster
+    return MaskedTotal(roster.number, roster.digest, roster.threshold, tuple(total.counts), total.request.created)
 
 
 def _enough(
@@ -195,19 +243,6 @@ def _enough(
     )
 
 
-def _upload_files(folder: Path) -> list[Path]:
-    """All uploads below a folder; what members keep to resume is none of them."""
-    if not folder.is_dir():
-        raise RunError(f"no folder at {folder}; give the one in which the uploads were collected")
-    names = ("*.safetensors", f"*.safetensors{ENCRYPTED}")
-    found = (path for name in names for path in folder.rglob(name) if path.is_file())
-    return sorted(
-        path
-        for path in found
-        if not any(part.startswith(".") or part.endswith(".work") for part in path.relative_to(folder).parts)
-    )
-
-
 def _without(
     charter: Charter, intake: Intake, remove: Sequence[str], removed: Mapping[str, str]
 ) -> tuple[Intake, dict[str, str]]:
@@ -216,6 +251,11 @@ def _without(
     verdicts = list(intake.verdicts)
     known = {*intake.uploads, *charter.members, *removed, *(v.member for v in verdicts if v.member)}
     for name in remove:
+        if name in intake.uploads and charter.terms.upload.masked is not None:
+            raise RunError(
+                f"cannot remove '{name}' from a total of masked sums; `oneflare server roster --without {name}` signs "
+                "a roster for a new total of the others, who upload again without training"
+            )
         if name not in known:
             raise RunError(f"cannot remove '{name}': no such member{did_you_mean(name, known)}")
         left[name] = now()
@@ -234,8 +274,7 @@ def _suspects(uploads: UploadSet, names: Mapping[int, str]) -> dict[str, str]:
 def _fuse(charter: Charter, place: Path, collected: UploadSet, test: Split | None) -> dict[str, FusedModel]:
     """Every fusion of the charter, its model saved in a folder; the first is the federation's own."""
     specs = charter.terms.fusions
-    offered = frozenset.intersection(*(upload.fields for upload in collected))
-    check_needs(specs, offered, "; change experiment.fusions")
+    check_needs(specs, collected.offered, "; change experiment.fusions")
     made = [fuse_timed(spec, collected) for spec in specs]
     measured = [] if test is None else score_all(made, collected, test)
     scores = {one.name: one.scores for one in measured}
@@ -274,7 +313,7 @@ def _result(
         fusions=fusions,
         test_images=None,
         members=tuple(_member(name, upload, taken[name]) for name, upload in present.items()),
-        missing=tuple(name for name in charter.members if name not in present and name not in removed),
+        missing=tuple(name for name in _expected(charter) if name not in present and name not in removed),
         removed=dict(removed),
         verdicts=intake.verdicts,
         notes=intake.notes,
@@ -295,6 +334,11 @@ def _member(name: str, upload: Upload, verdict: Examination) -> MemberResult:
         digest=upload.digest,
         file=verdict.file,
     )
+
+
+def _expected(charter: Charter) -> list[str]:
+    """Members who could have sent: those of the charter, and of the roster where sums are masked."""
+    return list(dict.fromkeys([*charter.members, *(() if charter.roster is None else charter.roster.names)]))
 
 
 def read_fused(folder: Path) -> FederationResult:

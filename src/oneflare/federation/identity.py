@@ -64,6 +64,11 @@ def identify(path: Path, manifest: Mapping[str, Any], charter: Charter, carrier:
     return Sender(member, client, _moment(path, manifest.get("created")), key)
 
 
+def now() -> str:
+    """This moment, as uploads and results are dated."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
 def in_future(moment: datetime) -> bool:
     """Whether no clock that is nearly right can have shown this moment yet."""
     return moment > datetime.now(UTC) + CLOCK_TOLERANCE

@@ -15,6 +15,8 @@ from oneflare.federation.charter import Charter
 from oneflare.federation.identity import Sender, identify
 from oneflare.fusion import offered_fields
 from oneflare.upload import Upload, read_manifest, read_upload
+from oneflare.upload.masking.message import MaskedNote
+from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class UploadHistory:
 
     removed: Mapping[str, str] = field(default_factory=dict)
     newest: Mapping[str, str] = field(default_factory=dict)
+    closed: Mapping[str, str] | None = None
+    """where sums are masked and the round is closed: member -> digest of its upload in the total"""
+    closed_at: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,6 @@ class _Desk:
     charter: Charter
     known: UploadHistory
     late: bool
-    carriers: Mapping[Path, str]
     opened: Callable[[Path], Path]
     sources: dict[Path, Path] = field(default_factory=dict)
     """a file that was opened -> the file as it was sent"""
@@ -93,11 +97,12 @@ class _Desk:
         manifest: dict[str, Any] = {}
         sender: Sender | None = None
         try:
-            carrier = self.carriers.get(path)
             path = self._opened(path)
             manifest = read_manifest(path)
-            sender = identify(path, manifest, self.charter, carrier)
-            kept_out = None if explicit else self._kept_out(self.sources[path], sender)
+            sender = identify(path, manifest, self.charter)
+            kept_out = self._after_closing(sender, manifest)
+            if kept_out is None and not explicit:
+                kept_out = self._kept_out(self.sources[path], sender)
             if kept_out is not None:
                 self._verdict(path, manifest, *kept_out, sender)
                 return
@@ -107,6 +112,16 @@ class _Desk:
             self.candidates[sender.member].append(_Candidate(upload, sender, explicit))
         except UploadError as error:
             self._verdict(path, manifest, "refused", str(error).removeprefix(f"{path}: "), sender)
+
+    def _after_closing(self, sender: Sender, manifest: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Status and reason of an upload that is not in the closed round of masked sums."""
+        closed, member = self.known.closed, sender.member
+        if closed is None or closed.get(member) == manifest["digest"]:
+            return None
+        when = _minute(datetime.fromisoformat(self.known.closed_at))
+        if member in closed:
+            return "superseded", f"the round was closed {when} with another upload of {member}, which is taken"
+        return "late", f"the round was closed {when} without {member}; only a new roster starts a new one"
 
     def _opened(self, path: Path) -> Path:
         opened = self.opened(path)
@@ -214,17 +229,15 @@ def take_in(
     *,
     known: UploadHistory | None = None,
     late: bool = False,
-    carriers: Mapping[Path, str] | None = None,
     opened: Callable[[Path], Path] = as_it_is,
     fallback: Sequence[Path] = (),
 ) -> Intake:
     """Examine files; `explicit` ones were named by the coordinator.
 
-    late: uploads made after the deadline count. carriers: file -> the member whose connection delivered it, see
-    `identity.identify`. opened: a file -> the same one decrypted, where it is encrypted. fallback: MEMBER.safetensors,
+    late: uploads made after the deadline count. opened: a file -> the same one decrypted, where it is encrypted. fallback: MEMBER.safetensors,
     examined for members that sent nothing usable.
     """
-    desk = _Desk(charter, known or UploadHistory(), late, carriers or {}, opened)
+    desk = _Desk(charter, known or UploadHistory(), late, opened)
     for path in explicit:
         desk.examine(path, explicit=True)
     for path in files:
@@ -237,12 +250,15 @@ def take_in(
 
 def verified(path: Path, charter: Charter) -> Upload:
     """Every check on an upload's content, including that it holds what the charter asks for."""
-    upload = read_upload(path, charter.contract)
+    upload = read_upload(path, charter.masked_contract)
     terms = charter.terms
+    hidden = frozenset() if terms.upload.masked is None else STATISTICS_FIELDS
+    if hidden:
+        _check_masks(path, upload, charter)
     required = offered_fields(
         terms.upload, deep=terms.trains, statistics=terms.analytic["name"] != "none", holdout=terms.train.holdout
     )
-    missing = sorted(required - upload.fields)
+    missing = sorted(required - upload.fields - hidden)
     if missing:
         raise UploadError(f"{path}: withholds {' and '.join(missing)}, which this federation asks for")
     if upload.manifest.get("counts") != terms.upload.counts:
@@ -250,6 +266,19 @@ def verified(path: Path, charter: Charter) -> Upload:
     if upload.counts is not None and upload.samples != max(1, round(float(upload.counts.sum()))):
         raise UploadError(f"{path}: samples ({upload.samples}) is not the sum of the class counts; train again")
     return upload
+
+
+def _check_masks(path: Path, upload: Upload, charter: Charter) -> None:
+    """Masks for the roster of the charter, by the member that the upload names; number of images as it enrolled."""
+    roster, member = charter.roster, upload.member
+    if roster is None or member is None or member not in roster.names:
+        number = "" if roster is None else f" {roster.number}"
+        raise UploadError(f"{path}: {member} is not in the roster{number} of this federation; it must join first")
+    MaskedNote.read(path, upload.manifest["masked"], roster, member)
+    if upload.samples > roster.entry(member).images:
+        raise UploadError(
+            f"{path}: is over {upload.samples} images, and {member} enrolled with at most {roster.entry(member).images}"
+        )
 
 
 def _span(span: timedelta) -> str:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,12 +36,14 @@ from oneflare.data.reading import Reader
 from oneflare.data.tables import Columns
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
-from oneflare.federation.identity import in_future
+from oneflare.federation.identity import in_future, now
 from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
+from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.features import Features, Rehearsal, reader_of
 from oneflare.upload import read_manifest, seal_upload
 from oneflare.upload.encryption import SUFFIX, encrypt
+from oneflare.upload.masking.fixed_point import FIXED, vector_size
 from oneflare.upload.signing import SigningKey
 from oneflare.upload.statistics import Statistics, pack
 
@@ -164,6 +166,8 @@ class Envelope:
     key: SigningKey | None
     notes: tuple[str, ...] = ()
     """what the coordinator should know of the data"""
+    masking: Masking | None = None
+    """with which key sums are masked, where the terms say that they are"""
 
     def seal(self, source: Path, path: Path) -> dict[str, Any]:
         """Write the upload of `source` to `path` under this envelope; returns its manifest."""
@@ -206,6 +210,8 @@ def make_upload_in(
     folder = work_folder(out)
     summary = train_member(charter, data, member, folder, observer)
     trained = ClientFiles(folder).upload
+    if charter.terms.upload.masked is not None:
+        trained = masked_copy(charter, trained, member, envelope.masking)
     if out.exists():
         manifest = _same_upload(trained, out, member, key)
         if manifest is not None and tuple(manifest.get("notes", ())) == notes:
@@ -271,10 +277,6 @@ def signer(key: SigningKey) -> Any:
     return lambda digest: {"key": key.public, "value": key.sign(digest)}
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
 @dataclass(frozen=True)
 class Estimate:
     """What training here would take."""
@@ -310,7 +312,10 @@ def upload_size(charter: Charter) -> int:
     """Bytes of any member's upload, by writing an untrained one; names and signature add a few hundred."""
     contract, classes = charter.contract, len(charter.classes)
     packed = None
-    if contract.statistics is not None:
+    if contract.fixed is not None:
+        dim = 0 if contract.statistics is None else contract.statistics.dim
+        packed = {FIXED: torch.zeros(vector_size(classes, dim), dtype=torch.int64)}
+    elif contract.statistics is not None:
         packed = pack(Statistics.zeros(contract.statistics.dim, classes), contract.statistics.dtype)
     nothing = Split(torch.empty(0, 1, 1, 1), torch.empty(0, dtype=torch.long))
     with tempfile.TemporaryDirectory() as folder:

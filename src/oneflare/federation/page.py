@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -79,15 +79,16 @@ def limits(charter: Charter, content: FederationResult) -> list[str]:
     """What a user of the model must know, from the charter and from the uploads themselves."""
     lines = [charter.limits.strip()] if charter.limits.strip() else []
     tables = content.table
-    if tables is not None:
+    if content.masked is not None:
+        lines += _rare(dict(zip(charter.classes, content.masked.counts, strict=True)), "")
+        lines.append(
+            "The members' sums were masked: which member has which class is not known, and no member was checked by "
+            "what it does to the model."
+        )
+    elif tables is not None:
         noisy = " by the noised counts" if content.counts_mode == "noised" else ""
         totals = dict(zip(charter.classes, map(sum, zip(*tables, strict=True)), strict=True))
-        unseen = [name for name, total in totals.items() if total == 0]
-        few = [name for name, total in totals.items() if 0 < total < FEW]
-        if unseen:
-            lines.append(f"No member has seen{noisy}: {_listed(unseen)}. Never trust the model on these classes.")
-        if few:
-            lines.append(f"Fewer than {FEW} images in all{noisy}: {_listed(few)}.")
+        lines += _rare(totals, noisy)
         lonely = [
             name
             for label, name in enumerate(charter.classes)
@@ -119,6 +120,18 @@ def limits(charter: Charter, content: FederationResult) -> list[str]:
     return lines
 
 
+def _rare(totals: Mapping[str, int], noisy: str) -> list[str]:
+    """Which classes nobody has, and which hardly anybody; totals: class -> images over all members."""
+    unseen = [name for name, total in totals.items() if total == 0]
+    few = [name for name, total in totals.items() if 0 < total < FEW]
+    lines = []
+    if unseen:
+        lines.append(f"No member has seen{noisy}: {_listed(unseen)}. Never trust the model on these classes.")
+    if few:
+        lines.append(f"Fewer than {FEW} images in all{noisy}: {_listed(few)}.")
+    return lines
+
+
 def change_lines(change: Change | None) -> list[str]:
     """What is different from the fusion before, and what that means for whoever uses the model."""
     if change is None:
@@ -143,7 +156,9 @@ def _privacy(charter: Charter) -> str:
             "images is not hidden, and a second upload about the same images would add its epsilon."
         )
     held = ["trained weights"] if terms.trains else []
-    if terms.analytic["name"] != "none":
+    if terms.upload.masked is not None:
+        held.append("masked sums over images, of which the coordinator has seen the total over the members alone")
+    elif terms.analytic["name"] != "none":
         held.append("exact sums over images, from which anybody with a copy of an image can tell whether it was used")
     if terms.upload.evidence:
         held.append(f"exact averages over images ({', '.join(terms.upload.evidence)})")
@@ -175,6 +190,8 @@ def card(charter: Charter, content: FederationResult) -> str:
         "|---|---:|---:|---|---|",
     ]
     volume = {"exact": "", "noised": " (noised)", "withheld": " (total only)"}[content.counts_mode]
+    if content.masked is not None and content.counts_mode == "withheld":
+        volume = " at most (enrolled)"
     for member in content.members:
         lines.append(
             f"| {member.name} | {member.samples}{volume} | {size_text(member.upload_bytes)} "

@@ -56,6 +56,21 @@ class MemberResult:
 
 
 @dataclass(frozen=True)
+class MaskedTotal:
+    """What is known of the members' sums where they are masked."""
+
+    roster: int
+    """its number"""
+    roster_digest: str
+    threshold: int
+    """members that a total needs"""
+    counts: tuple[int, ...]
+    """images of each class over all members in the total"""
+    closed: str
+    """when the round was closed"""
+
+
+@dataclass(frozen=True)
 class Change:
     """How a fusion differs from the one before it."""
 
@@ -101,6 +116,8 @@ class FederationResult:
     """None for the first fusion"""
     log: Position | None = None
     """where the log was before this fusion was written down; None where an earlier version fused"""
+    masked: MaskedTotal | None = None
+    """None where sums are not masked"""
 
     @classmethod
     def read(cls, path: Path) -> FederationResult:
@@ -151,4 +168,6 @@ def change_since(last: FederationResult | None, new: FederationResult) -> Change
 
 def _images(result: FederationResult, label: int) -> int:
     """Images of a class over all members; where counts are withheld, one that nobody knows of is assumed."""
+    if result.masked is not None:
+        return result.masked.counts[label]
     return 1 if result.table is None else sum(row[label] for row in result.table)

@@ -21,6 +21,7 @@ from oneflare.federation.intake import UploadHistory
 from oneflare.federation.result import FederationResult
 from oneflare.models.sealing import SUFFIX
 from oneflare.upload import Upload, read_manifest
+from oneflare.upload.encryption import SUFFIX as ENCRYPTED
 
 MODEL, MODELS, MEMBERS, RESULT = "model.safetensors", "models", "members", "result.json"
 UPLOADS = "[!.]*.safetensors"
@@ -66,6 +67,19 @@ class FederationFiles:
     def last(self) -> FederationResult | None:
         """The result of the last fusion, if there was one."""
         return FederationResult.read(self.result) if self.result.exists() else None
+
+
+def upload_files(folder: Path) -> list[Path]:
+    """All uploads below a folder; what members keep to resume is none of them."""
+    if not folder.is_dir():
+        raise RunError(f"no folder at {folder}; give the one in which the uploads were collected")
+    names = ("*.safetensors", f"*.safetensors{ENCRYPTED}")
+    found = (path for name in names for path in folder.rglob(name) if path.is_file())
+    return sorted(
+        path
+        for path in found
+        if not any(part.startswith(".") or part.endswith(".work") for part in path.relative_to(folder).parts)
+    )
 
 
 @contextlib.contextmanager

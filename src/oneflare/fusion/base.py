@@ -42,6 +42,8 @@ class UploadSet:
     """the start that all clients shared; never written to"""
     public: Tensor | None = None
     """`(n, c, h, w)` images that belong to nobody, without labels"""
+    total: Statistics | None = None
+    """the statistics of all uploads together, where they are masked and only their total can be read"""
 
     def __post_init__(self) -> None:
         if not self.uploads:
@@ -54,14 +56,16 @@ class UploadSet:
         return iter(self.uploads)
 
     def without(self, clients: Collection[int]) -> UploadSet:
-        """The same federation without some of its clients."""
+        """The same federation without some of its clients; of masked statistics there is then no total."""
         kept = tuple(upload for upload in self.uploads if upload.client not in clients)
-        return self if len(kept) == len(self) else dataclasses.replace(self, uploads=kept)
+        return self if len(kept) == len(self) else dataclasses.replace(self, uploads=kept, total=None)
 
     @property
     def offered(self) -> frozenset[str]:
         """The fields that every upload holds, and `public` where there are public images: what `needs` may ask for."""
         own = frozenset.intersection(*(upload.fields for upload in self.uploads))
+        if self.total is not None and self.contract.statistics is not None:
+            own |= statistics_offer(self.contract.statistics.parts)
         return own if self.public is None else own | {"public"}
 
     @property
@@ -98,10 +102,20 @@ class UploadSet:
     def statistics(self) -> Statistics:
         """The statistics of all clients, added up with one upload in memory at a time."""
         plan = self.plan
+        if self.total is not None:
+            return self.total
+        if self.contract.masked:
+            raise UploadError(
+                "the sums are masked, and only the total of everybody in the round can be read; to leave members out, "
+                "sign a new roster without them: `oneflare server roster`"
+            )
         return sum((upload.statistics() for upload in self), Statistics.zeros(plan.dim, len(self.contract.classes)))
 
     def class_means(self) -> ClassMeans:
         """The sums and counts of each class over all clients."""
+        if self.contract.masked:
+            total = self.statistics()
+            return ClassMeans(total.sums, total.counts)
         parts = [upload.class_means() for upload in self]
         return sum(parts[1:], parts[0])
 

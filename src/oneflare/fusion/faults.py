@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -33,7 +32,7 @@ def without_faulty(uploads: UploadSet, work: Callable[[UploadSet], T]) -> tuple[
             if not kept:
                 reasons = "; ".join(map(str, faults))
                 raise UploadError(f"no upload is left to fuse ({reasons})") from None
-            uploads = dataclasses.replace(uploads, uploads=kept)
+            uploads = uploads.without({fault.client})
         except torch.linalg.LinAlgError as error:
             reason = str(error).splitlines()[0]
             raise UploadError(

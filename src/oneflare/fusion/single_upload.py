@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from oneflare.models.base import GlobalModel
 from oneflare.models.checking import check_task
 from oneflare.nn import initial_network
 from oneflare.upload import ENCODER, Agreement, Contract, read_manifest, read_upload
+from oneflare.upload.masking.fixed_point import FixedPoint
 from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, G_B_N, MIXTURES, Plan, offers
 
 
@@ -35,6 +37,8 @@ def model_of_upload(path: Path) -> GlobalModel:
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UploadError(f"{path}: the terms in it are damaged or not known here ({reason})") from None
+    if contract.masked and not contract.deep:
+        raise UploadError(f"{path}: its sums are masked, so that it gives no model alone; use the federation's model")
     uploads = UploadSet((read_upload(path, contract),), contract, network)
     return build_fusion({"name": _fusion_for(contract)}).fuse(uploads).model
 
@@ -68,6 +72,8 @@ def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
             statistics=plan,
             deep=any(name.startswith(ENCODER) for name in manifest["tensors"]),
             evidence=tuple(manifest.get("evidence") or ()),
+            fixed=None if manifest.get("fixed") is None else FixedPoint.of(manifest["fixed"]),
         ),
     )
-    return contract, network
+    masked = len(manifest["masked"]["shares"]) if manifest.get("masked") else 0
+    return replace(contract, masked=masked), network

@@ -177,6 +177,11 @@ def with_density(experiment: Experiment) -> Experiment:
     withheld = "evidence" in upload.model_fields_set and not upload.evidence
     if not wanted or not experiment.trains or withheld:
         return experiment
+    if upload.counts != "exact" and upload.masked is not None:
+        raise ConfigError(
+            f"upload.masked: beside masked sums, fusion {wanted[0]} needs every member's class counts and averages as "
+            "they are; set upload.counts=exact to send these plain, or choose another fusion"
+        )
     if upload.counts != "exact":
         other = "count_prototypes" if upload.counts == "noised" else "feature_mean"
         raise ConfigError(
@@ -190,7 +195,7 @@ def with_density(experiment: Experiment) -> Experiment:
 def with_statistics(experiment: Experiment) -> Experiment:
     """With what the named fusions need among the statistics, and no more, unless `upload.statistics` says it."""
     upload = experiment.upload
-    if upload.statistics is not None or experiment.analytic["name"] == "none":
+    if upload.statistics is not None or upload.masked is not None or experiment.analytic["name"] == "none":
         return experiment
     needs = {need for spec in experiment.fusions for need in build_fusion(spec).needs & STATISTICS_FIELDS}
     parts = parts_for(needs)
@@ -233,8 +238,10 @@ def _check_statistics(experiment: Experiment) -> None:
             raise ConfigError(f"upload.statistics: unknown statistics '{name}'{did_you_mean(name, PARTS)}")
     if experiment.analytic["name"] == "none":
         return
+    if upload.masked is not None and upload.statistics not in (None, DEFAULT_PARTS):
+        raise ConfigError("upload.masked: masked sums are G, b and n; leave upload.statistics out, or set covariance")
     if upload.statistics_epsilon is None:
-        if upload.counts != "exact":
+        if upload.counts != "exact" and upload.masked is None:
             raise ConfigError(
                 f"upload.counts={upload.counts}: exact statistics reveal the class counts; set "
                 "upload.statistics_epsilon or analytic=none"

@@ -34,8 +34,9 @@ from oneflare.upload.contract import (
     plan_of,
     present,
 )
+from oneflare.upload.masking.fixed_point import FIXED, from_vector
 from oneflare.upload.mixtures import MEANS, mixture_complaint
-from oneflare.upload.statistics import complaint, limits_of
+from oneflare.upload.statistics import complaint, limits_of, pack
 from oneflare.upload.tensors import STORED, open_upload
 
 SAMPLES_LIMIT = 10**9
@@ -48,7 +49,7 @@ ALTERED = "the manifest does not match its digest; it was altered or damaged, se
 _FIELDS = {
     "schema", "federation", "method", "client", "epoch", "samples", "counts", "classes", "image", "encoder",
     "encoder_hash", "anchors", "dim", "statistics", "evidence", "trust", "tensors", "digest", "signature",
-    "member", "created", "notes",
+    "member", "created", "notes", "fixed", "masked",
 }  # fmt: skip
 _COUNTS_MODES = ("exact", "noised", "withheld")
 
@@ -136,7 +137,11 @@ def check_manifest(path: Path, manifest: Mapping[str, Any], contract: Contract) 
         "dim": contract.dim,
         "statistics": plan_of(contract),
         "evidence": list(contract.evidence) or None,
+        "fixed": None if contract.fixed is None else contract.fixed.to_dict(),
     }
+    if (manifest.get("masked") is not None) != (contract.masked > 0):
+        wanted = "sums must be masked" if contract.masked else "sums must be plain"
+        raise UploadError(f"{path}: in this federation {wanted}; train with its charter, and send that file alone")
     for key, value in expected.items():
         if digest_of(manifest.get(key)) != digest_of(value):  # 8, 8.0 and true are three things
             raise UploadError(f"{path}: {key} differs from this federation's; was it made for another one?")
@@ -253,10 +258,13 @@ def check_counts(path: Path, manifest: Mapping[str, Any], counts: Tensor | None)
 def check_statistics(
     path: Path, manifest: Mapping[str, Any], contract: Contract, tensors: Mapping[str, Tensor]
 ) -> None:
-    if contract.statistics is None:
+    if contract.statistics is None or contract.masked:
         return
     packed = {name.removeprefix(STATISTICS): t for name, t in tensors.items() if name.startswith(STATISTICS)}
     limits = limits_of(contract.statistics, contract.image.channels, contract.image.size)
+    if contract.fixed is not None:
+        packed = pack(from_vector(packed[FIXED], len(contract.classes), contract.statistics.dim, contract.fixed))
+        limits = limits.rounded(contract.fixed.clip, 2.0**-contract.fixed.bits)
     reason = complaint(packed, int(manifest["samples"]), limits, contract.statistics.privacy)
     if reason is None and CLASS_SCATTER in packed:
         reason = class_complaint(packed, limits)

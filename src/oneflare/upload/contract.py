@@ -15,6 +15,7 @@ from oneflare.data import ImageSpec
 from oneflare.nn import PrototypeNetwork
 from oneflare.upload.class_statistics import class_layout
 from oneflare.upload.evidence import layout
+from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, vector_size
 from oneflare.upload.mixtures import mixture_layout
 from oneflare.upload.statistics import CLASS_COVARIANCES, COVARIANCE, MIXTURES, Plan, triangle_size
 
@@ -27,6 +28,8 @@ PROTOTYPES = "prototypes"
 COUNTS = "counts"
 STATISTICS = "statistics."
 EVIDENCE = "evidence."
+MASKED = "masked"
+"""name of the tensor with masked sums, beside `FIXED` for plain ones"""
 KNOWN = 20
 """images of a class from which on a client's network may have a say on it"""
 
@@ -50,6 +53,8 @@ class Agreement:
     """whether uploads hold a trained network"""
     evidence: tuple[str, ...] = ()
     """what clients measure of their networks, see `oneflare.client.evidence`"""
+    fixed: FixedPoint | None = None
+    """how sums are rounded where only their total may be read; they are plain in simulations, masked in federations"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,8 @@ class Contract(Agreement):
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]
     """encoder tensors: name -> shape, dtype"""
     evidence_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    masked: int = 0
+    """members of the roster for whom sums are masked; 0: they are plain"""
 
     @classmethod
     def of(cls, network: PrototypeNetwork, agreed: Agreement) -> Contract:
@@ -81,7 +88,8 @@ class Contract(Agreement):
         """Bytes that the header of an honest upload never exceeds."""
         tensors = [*self.shapes, *self.evidence_shapes]
         words = [*tensors, *self.classes, json.dumps([self.encoder, self.anchors, plan_of(self)])]
-        return min(HEADER_LIMIT, (64 << 10) + (1 << 10) * len(tensors) + 24 * sum(map(len, words)))
+        most = (64 << 10) + (1 << 10) * (len(tensors) + self.masked) + 24 * sum(map(len, words))
+        return min(HEADER_LIMIT, most)
 
     def size_limit(self) -> int:
         """Bytes that an honest upload never exceeds, whatever its number format."""
@@ -106,7 +114,10 @@ def expected_tensors(contract: Contract, kinds: Mapping[str, Any]) -> dict[str, 
                 expected |= {name: (shape, False), name + SCALE: (shape[:1], True)}
         expected[PROTOTYPES] = ((classes, contract.dim), True)
         expected |= {EVIDENCE + name: (shape, True) for name, shape in contract.evidence_shapes.items()}
-    if contract.statistics is not None:
+    if contract.fixed is not None:
+        dim = 0 if contract.statistics is None else contract.statistics.dim
+        expected[STATISTICS + (MASKED if contract.masked else FIXED)] = ((vector_size(classes, dim),), False)
+    elif contract.statistics is not None:
         layout = statistics_layout(contract.statistics, classes)
         expected |= {STATISTICS + name: wanted for name, wanted in layout.items()}
     return expected

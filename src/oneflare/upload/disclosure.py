@@ -118,7 +118,16 @@ def _fields(
             "which classes you have and roughly how many images: the others stay near where all members start",
         )
     yield _volume(manifest, sizes, tensors)
-    if bytes_of(STATISTICS):
+    if manifest.get("masked"):
+        yield _masked(manifest, bytes_of(STATISTICS))
+        note = manifest["masked"]
+        yield Field(
+            "sealed shares",
+            _sealed_bytes(manifest),
+            f"shares of the key of your own mask, sealed for {len(note['sealed'])} members, each for itself",
+            f"nothing, until {int(note['threshold'])} members release their shares to open the total",
+        )
+    elif bytes_of(STATISTICS):
         yield _statistics(manifest, bytes_of(STATISTICS))
     trained = sizes.get(EVIDENCE + UNKNOWN, 0)
     if trained:
@@ -148,7 +157,7 @@ def _fields(
     notes = notes_of(Path("notes"), manifest)
     if notes:
         yield Field("notes", 0, "; ".join(notes), "that your data hold files which could not be used")
-    rest = file_bytes - sum(sizes.values())
+    rest = file_bytes - sum(sizes.values()) - _sealed_bytes(manifest)
     yield Field("manifest", rest, "the federation's terms, sizes, digests, signature", "nothing about your data")
 
 
@@ -158,6 +167,9 @@ def _first(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[st
     privacy = plan.get("privacy")
     averages = {name for name in sizes if name != EVIDENCE + UNKNOWN}
     held = {prefix for prefix in (ENCODER, STATISTICS, EVIDENCE) if any(name.startswith(prefix) for name in averages)}
+    if manifest.get("masked"):
+        yield _masked_first(manifest)
+        held -= {STATISTICS}
     if STATISTICS in held and not privacy:
         yield _exact_statistics(plan)
     if STATISTICS in held and privacy:
@@ -180,6 +192,34 @@ def _first(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[st
             "The class counts carry noise, which hides single images and not the shares of classes; another upload "
             "about the same images adds to what is known, and your ledger refuses it unless you raise your budget."
         )
+
+
+def _sealed_bytes(manifest: Mapping[str, Any]) -> int:
+    sealed = (manifest.get("masked") or {}).get("sealed", {})
+    return sum(len(_text(sealed, name)) for name in sealed)
+
+
+def _masked_first(manifest: Mapping[str, Any]) -> str:
+    """What masks hide, from whom, and what they do not hide."""
+    threshold, members = int(manifest["masked"]["threshold"]), len(manifest["masked"]["shares"])
+    return (
+        "The sums in this file are masked: to whoever has it they are random numbers, and it reveals nothing but its "
+        f"size about them. The coordinator learns the total over all who take part, which {threshold} of {members} "
+        f"members must help to open. Your own sums stay hidden from the coordinator and up to {threshold - 1} members "
+        "together; but whoever knows the total and the sums of everybody else in it can subtract. This rests on the "
+        "roster: compare its fingerprint with the other members."
+    )
+
+
+def _masked(manifest: Mapping[str, Any], size: int) -> Field:
+    plan = manifest.get("statistics")
+    what = f", sums of {plan.get('dim')} fixed features and of their products" if plan else ""
+    return Field(
+        "masked sums",
+        size,
+        f"{size // 8:,} numbers under masks: images of each class{what}",
+        "nothing but how many numbers they are, until the total over the members is opened",
+    )
 
 
 def _exact_statistics(plan: Mapping[str, Any]) -> str:
@@ -226,6 +266,10 @@ def _times(epsilon: float) -> str:
 
 def _volume(manifest: Mapping[str, Any], sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> Field:
     total, mode = int(manifest["samples"]), manifest.get("counts")
+    if COUNTS not in sizes and manifest.get("masked"):
+        return Field(
+            "samples", 8, f"at most {total} images", "the number that you enrolled with, not how many you have"
+        )
     if COUNTS not in sizes:
         return Field("samples", 8, f"{total} images in all", "how many images you have, exactly; not of which classes")
     counts = tensors[COUNTS].tolist()

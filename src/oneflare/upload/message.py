@@ -33,6 +33,7 @@ from oneflare.upload.contract import (
     ENCODER,
     EVIDENCE,
     HEADER_LIMIT,
+    MASKED,
     PROTOTYPES,
     SCALE,
     SIZE_LIMIT,
@@ -43,6 +44,7 @@ from oneflare.upload.contract import (
 from oneflare.upload.evidence import FIELDS as EVIDENCE_FIELDS
 from oneflare.upload.evidence import complaint as evidence_complaint
 from oneflare.upload.evidence import offers
+from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, from_vector
 from oneflare.upload.mixtures import Mixtures, unpack_mixtures
 from oneflare.upload.statistics import (
     CLASS_COVARIANCES,
@@ -116,7 +118,9 @@ class Upload:
     @property
     def _statistics_fields(self) -> frozenset[str]:
         plan = self.manifest.get("statistics")
-        return frozenset() if plan is None else statistics_offer(plan.get("parts", DEFAULT_PARTS))
+        if plan is None or self.manifest.get("masked") is not None:
+            return frozenset()
+        return statistics_offer(plan.get("parts", DEFAULT_PARTS))
 
     def needed_bytes(self, needs: frozenset[str]) -> int:
         """Size of the tensors that a fusion with these needs reads."""
@@ -132,11 +136,17 @@ class Upload:
     def statistics(self) -> Statistics:
         """The analytic statistics G, b and n."""
         packed = self._packed(G_B_N)
+        if FIXED in packed:
+            return self._fixed(packed)
         return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(packed)
 
     def class_means(self) -> ClassMeans:
         """The sums and counts of each class alone."""
-        return ClassMeans.of(self._packed("class_means"))
+        packed = self._packed("class_means")
+        if FIXED in packed:
+            found = self._fixed(packed)
+            return ClassMeans(found.sums, found.counts)
+        return ClassMeans.of(packed)
 
     def class_statistics(self) -> ClassStatistics:
         """The statistics of each class."""
@@ -149,6 +159,8 @@ class Upload:
     def _packed(self, field: str) -> dict[str, Tensor]:
         """The tensors of the statistics, without their prefix, of an upload that offers this field."""
         tensors = self._tensors(STATISTICS)
+        if self.manifest.get("masked") is not None:
+            raise UploadError(f"{self.path}: holds no plain statistics; only their total can be read")
         if not tensors:
             raise UploadError(f"{self.path}: holds no statistics; set analytic=random_conv for all clients")
         if field not in self.fields:
@@ -156,6 +168,16 @@ class Upload:
                 f"{self.path}: its statistics hold no {field}; name it in upload.statistics for all clients"
             )
         return {name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()}
+
+    def _fixed(self, packed: Mapping[str, Tensor]) -> Statistics:
+        """The statistics whose sums are plain fixed-point numbers."""
+        classes, dim = len(self.manifest["classes"]), int(self.manifest["statistics"]["dim"])
+        return from_vector(packed[FIXED], classes, dim, FixedPoint.of(self.manifest["fixed"]))
+
+    def words(self) -> Tensor:
+        """The masked sums, int64: each number is the member's own plus masks, modulo 2^64."""
+        (vector,) = self._tensors(STATISTICS + MASKED).values()
+        return vector
 
     def evidence(self, prefix: str = "") -> dict[str, Tensor]:
         """What the client measured of its network, by name."""

@@ -111,7 +111,7 @@ def generate(private: Path, public: Path) -> SigningKey:
     raw = _ed25519().Ed25519PrivateKey.generate()
     key = SigningKey(raw)
     create_private(private, raw)
-    _create(public, f"{key.public}\n".encode(), 0o644)
+    create_file(public, f"{key.public}\n".encode(), 0o644)
     return key
 
 
@@ -119,10 +119,10 @@ def create_private(path: Path, key: Any) -> None:
     """A new file with a private key of the package cryptography, which only its owner may read."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    _create(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    create_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
 
 
-def _create(path: Path, content: bytes, mode: int) -> None:
+def create_file(path: Path, content: bytes, mode: int) -> None:
     """A new file, whole or not at all, that is never readable by others in between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")

@@ -237,6 +237,15 @@ class FeatureLimits:
     def of(cls, features: FeatureMap) -> FeatureLimits:
         return cls(*feature_range(features))
 
+    @property
+    def size(self) -> float:
+        """The largest absolute value of any feature."""
+        return float(torch.maximum(self.low.abs(), self.high.abs()).max())
+
+    def rounded(self, clip: float, step: float) -> FeatureLimits:
+        """The limits of features that are cut at `clip` and rounded to multiples of `step`."""
+        return FeatureLimits(self.low.clamp(-clip, clip) - step, self.high.clamp(-clip, clip) + step)
+
 
 @lru_cache(maxsize=8)
 def _limits(spec: str, channels: int, size: int, bound: float | None) -> FeatureLimits:

@@ -110,6 +110,8 @@ def write_upload(
     }
     if contract.evidence:
         manifest["evidence"] = list(contract.evidence)
+    if contract.fixed is not None:
+        manifest["fixed"] = contract.fixed.to_dict()
     manifest["digest"] = digest_of(manifest)
     from safetensors.torch import save
 

@@ -111,6 +111,7 @@ class Node:
             path = Path(folder) / FILE
             path.write_text(text)
             sent = read_charter(path)
+        sent.check_flower()
         if self.federation is None:
             return sent
         own = read_charter(self.federation)

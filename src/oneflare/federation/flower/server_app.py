@@ -109,6 +109,7 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     Who is not in, and why, is said and written down.
     """
     charter, files = read_charter(settings.federation), FederationFiles(settings.federation)
+    charter.check_flower()
     held_out = None
     if settings.test is not None:
         reader = charter_reader(charter)

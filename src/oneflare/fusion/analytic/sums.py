@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from oneflare.errors import ConfigError
+from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion.analytic.discriminant import solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
 from oneflare.fusion.densities import member_densities
@@ -43,6 +43,8 @@ class Analytic(Fusion):
     def solved(self, uploads: UploadSet) -> tuple[AnalyticModel, tuple[Suspect, ...]]:
         """The model, and the members whose class means are others'."""
         total = uploads.statistics()
+        if self.leave_out and uploads.total is not None:
+            raise UploadError("fusion analytic.leave_out: members cannot be left out of masked sums; set it to false")
         doubtful = doubtful_sums(uploads)
         if self.leave_out:
             for upload in uploads:

@@ -132,8 +132,13 @@ def reasons(sketches: Sequence[Sketch], classes: Sequence[str]) -> dict[int, str
 
 
 def doubtful_sums(uploads: UploadSet) -> dict[int, str]:
-    """Client -> why its statistics do not fit the others'; noised statistics are too uncertain to be judged."""
-    if uploads.contract.statistics is None or uploads.plan.privacy is not None or len(uploads) < LEAST_HOLDERS:
+    """Client -> why its statistics do not fit the others'.
+
+    Noised statistics are too uncertain to be judged, and masked ones cannot be seen.
+    """
+    if uploads.contract.masked or uploads.contract.statistics is None:
+        return {}
+    if uploads.plan.privacy is not None or len(uploads) < LEAST_HOLDERS:
         return {}
     if G_B_N not in uploads.offered:  # without covariances nobody knows how far a mean may be off
         return {}
