@@ -234,8 +234,8 @@ def take_in(
 ) -> Intake:
     """Examine files; `explicit` ones were named by the coordinator.
 
-    late: uploads made after the deadline count. opened: a file -> the same one decrypted, where it is encrypted. fallback: MEMBER.safetensors,
-    examined for members that sent nothing usable.
+    late: uploads made after the deadline count. opened: a file -> the same one decrypted, where it is encrypted.
+    fallback: MEMBER.safetensors, examined for members that sent nothing usable.
     """
     desk = _Desk(charter, known or UploadHistory(), late, opened)
     for path in explicit:
