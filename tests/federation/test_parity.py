@@ -33,8 +33,11 @@ def images(tmp_path_factory):
 
 
 def settings_of(method: str) -> dict:
-    small = {"analytic": {"filters": 2}} if METHODS[method].recipe.get("analytic") else {}
-    return TINIEST | small | {"method": method}
+    features = METHODS[method].recipe.get("analytic")
+    small = {"name": "random_conv", "filters": 2}
+    if features and features["name"] != small["name"]:  # a map over another one
+        small = {**features, "of": small}
+    return TINIEST | ({"analytic": small} if features else {}) | {"method": method}
 
 
 def simulation(method: str, charter, images, folder) -> Simulation:

@@ -32,13 +32,14 @@ with warnings.catch_warnings():  # typer names parts of click that are on their 
     from oneflare.cli.fusing import fuse
 
 IMAGES = load(DataConfig(test_size=40)).test.images
+PARTS = ("covariance", "class_covariances", "mixtures")
 RICH = {
     "method": "flare_analytic",
     "data": {"name": "digits", "train_size": 260, "test_size": 60, "public": 60},
     "train": {"epochs": 1, "snapshots": 0, "holdout": 0.1},
     "objective": {"terms": {"open_set": 1.0}},
-    "upload": {"evidence": list(EVIDENCE)},
-    "analytic": {"name": "random_conv"},
+    "upload": {"evidence": list(EVIDENCE), "statistics": list(PARTS), "statistics_components": 2},
+    "analytic": {"name": "random_conv", "filters": 8},
     "fusions": ["count_prototypes"],
 }
 """uploads that hold everything a fusion may ask for"""

@@ -80,7 +80,7 @@ WHOLE = {"ties": {"density": 1.0}, "dare": {"drop": 0.0}, "trainable_prototypes"
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", [name for name in DEEP if name != "standardised_batch"])  # depends on the other images
 def test_identical_models_fuse_to_themselves(name, twins):
     uploads, network = twins
     with torch.no_grad():

@@ -35,7 +35,7 @@ from oneflare.upload.contract import (
     present,
 )
 from oneflare.upload.masking.fixed_point import FIXED, from_vector
-from oneflare.upload.mixtures import MEANS, mixture_complaint
+from oneflare.upload.mixtures import MEANS, VARIANCES, mixture_complaint
 from oneflare.upload.statistics import complaint, limits_of, pack
 from oneflare.upload.tensors import STORED, open_upload
 
@@ -51,6 +51,8 @@ _FIELDS = {
     "encoder_hash", "anchors", "dim", "statistics", "evidence", "trust", "tensors", "digest", "signature",
     "member", "created", "notes", "fixed", "masked",
 }  # fmt: skip
+SHORT = {STATISTICS + MEANS, STATISTICS + VARIANCES}
+"""the tensors that may be float16"""
 _COUNTS_MODES = ("exact", "noised", "withheld")
 
 
@@ -203,7 +205,8 @@ def check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, A
         if found != list(shape):
             raise UploadError(f"{path}: {name} has shape {found!r:.60}, expected {list(shape)}")
         scaled = dtype in (torch.int8, torch.int16)
-        if dtype is None or dtype.is_floating_point != floating or scaled != (name + SCALE in expected):
+        short = dtype == torch.float16 and name not in SHORT
+        if dtype is None or short or dtype.is_floating_point != floating or scaled != (name + SCALE in expected):
             raise UploadError(f"{path}: {name} has type {entry.get('dtype')!r:.20}, which does not fit")
 
 
