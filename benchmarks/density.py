@@ -1,6 +1,7 @@
 """Fusions on the same uploads, over seeds: `python -m benchmarks.density RUNS NAME` reads the run folders in RUNS that
 `oneflare compare METHODS --out RUNS` or several `oneflare run --out RUNS/...` have left, and writes
-`results/density/NAME.json` and `.md`: accuracy by method, fusion and seed, with what made it.
+`results/density/NAME.json` and `.md`: accuracy by method, fusion and seed, with what made it. The figures are those of
+the run's own fusions and of whatever `oneflare fuse RUN --all` has added since; all must be of today's arithmetic.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from oneflare.core.files import write_json, write_text
-from oneflare.simulation.stages import read_result
+from oneflare._version import FUSION_ARITHMETIC
+from oneflare.core.files import read_json, write_json, write_text
+from oneflare.simulation.results import RunResult
 
 RESULTS = Path(__file__).parents[1] / "results" / "density"
 
@@ -21,7 +23,8 @@ def collect(runs: Path) -> dict[str, Any]:
     """Every finished run below a folder."""
     rows: list[dict[str, Any]] = []
     for path in sorted(runs.glob("*/result.json")):
-        found = read_result(path.parent).content
+        found = RunResult.read(path)
+        fusions = figures(path.parent)
         rows.append(
             {
                 "method": found.method,
@@ -34,11 +37,20 @@ def collect(runs: Path) -> dict[str, Any]:
                 "epochs": found.epochs,
                 "precision": found.precision,
                 "oneflare": found.oneflare,
-                "accuracy": {name: fusion.accuracy for name, fusion in found.fusions.items()},
-                "calibration_error": {name: fusion.calibration_error for name, fusion in found.fusions.items()},
+                "accuracy": {name: fusion["accuracy"] for name, fusion in fusions.items()},
+                "calibration_error": {name: fusion["calibration_error"] for name, fusion in fusions.items()},
             }
         )
     return {"runs": rows}
+
+
+def figures(run: Path) -> dict[str, dict[str, Any]]:
+    """What was measured of every fusion of a run, by name."""
+    found = {path.parent.name: read_json(path) for path in sorted(run.glob("fusions/*/metrics.json"))}
+    old = [name for name, row in found.items() if row.get("code", {}).get("arithmetic") != FUSION_ARITHMETIC]
+    if old:
+        raise SystemExit(f"{run}: {', '.join(old)} were made with another arithmetic; `oneflare fuse {run} --all`")
+    return found
 
 
 def table(content: dict[str, Any], command: str) -> str:
@@ -53,10 +65,13 @@ def table(content: dict[str, Any], command: str) -> str:
     for method in dict.fromkeys(method for method, _ in cells):
         values = [cells.get((method, name), []) for name in fusions]
         shown = [
-            "–" if not some else f"{statistics.fmean(some):.1f} ± {statistics.stdev(some) if len(some) > 1 else 0:.1f}"
+            "–"
+            if not some
+            else f"{statistics.fmean(some):.1f}" + (f" ± {statistics.stdev(some):.1f}" if some[1:] else "")
             for some in values
         ]
-        lines.append(f"| {method} ({len(values[0])} seeds) | {' | '.join(shown)} |")
+        seeds = max(len(some) for some in values)
+        lines.append(f"| {method} ({seeds} {'seed' if seeds == 1 else 'seeds'}) | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
