@@ -64,15 +64,16 @@ def table(content: dict[str, Any], command: str) -> str:
     lines += [f"| method | {' | '.join(fusions)} |", "|---|" + "---:|" * len(fusions)]
     for method in dict.fromkeys(method for method, _ in cells):
         values = [cells.get((method, name), []) for name in fusions]
-        shown = [
-            "–"
-            if not some
-            else f"{statistics.fmean(some):.1f}" + (f" ± {statistics.stdev(some):.1f}" if some[1:] else "")
-            for some in values
-        ]
+        shown = [_spread(some) for some in values]
         seeds = max(len(some) for some in values)
         lines.append(f"| {method} ({seeds} {'seed' if seeds == 1 else 'seeds'}) | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "–"
+    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def main(runs: str, name: str, *command: str) -> None:
