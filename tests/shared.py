@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save
 
 from oneflare.client.observer import Observer, Relay
 from oneflare.core.files import digest_of, tensor_digest
+from oneflare.methods import METHODS
 from oneflare.upload import MANIFEST
 
 COMMAND = [str(Path(sys.executable).parent / "oneflare")]
@@ -89,3 +91,16 @@ SHORT = {
         "coboosting": {"rounds": 3, "generator_steps": 2, "student_steps": 2},
     }.items()
 }
+
+
+def small_map(method: str, filters: int) -> dict[str, Any]:
+    """A layer by which a method that measures statistics does so on few features; nothing for others."""
+    features = METHODS[method].recipe.get("analytic")
+    if not features:
+        return {}
+    small = {"name": "random_conv", "filters": filters}
+    if features["name"] == "random_features":
+        small = {"name": "random_features", "of": small, "dim": 40}
+    elif features["name"] != "random_conv":
+        small = {**features, "of": small}
+    return {"analytic": small}

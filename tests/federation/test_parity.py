@@ -17,6 +17,7 @@ from oneflare.methods.resolve import resolve
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.upload import read_manifest
+from shared import small_map
 
 TINIEST = {
     "encoder": {"name": "conv4", "width": 1, "dim": 16},
@@ -33,11 +34,7 @@ def images(tmp_path_factory):
 
 
 def settings_of(method: str) -> dict:
-    features = METHODS[method].recipe.get("analytic")
-    small = {"name": "random_conv", "filters": 2}
-    if features and features["name"] != small["name"]:  # a map over another one
-        small = {**features, "of": small}
-    return TINIEST | ({"analytic": small} if features else {}) | {"method": method}
+    return TINIEST | small_map(method, 2) | {"method": method}
 
 
 def simulation(method: str, charter, images, folder) -> Simulation:

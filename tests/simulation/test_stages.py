@@ -18,7 +18,7 @@ from oneflare.methods import METHODS
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.stages import fuse_run, read_experiment, read_result, run_experiment
-from shared import figures
+from shared import figures, small_map
 
 
 def start(folder, *layers, **options):
@@ -27,7 +27,7 @@ def start(folder, *layers, **options):
 
 @pytest.mark.parametrize("method", list(METHODS))
 def test_every_method_runs(method, tmp_path):
-    result = start(tmp_path / "run", {"method": method, "epochs": 1})
+    result = start(tmp_path / "run", {"method": method, "epochs": 1}, small_map(method, 8))
     assert result.headline in result.fusions
     for row in result.fusions.values():
         assert all(np.isfinite(row[key]) for key in ("balanced_accuracy", "worst_class", "calibration_error"))
