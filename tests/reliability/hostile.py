@@ -28,7 +28,7 @@ from oneflare.core.privacy import Privacy
 from oneflare.core.seeds import numpy_generator
 from oneflare.data import ImageSpec
 from oneflare.nn import initial_network
-from oneflare.upload import ENCODER, MANIFEST, Agreement, Contents, Contract, Disclosure, read_upload, write_upload
+from oneflare.upload import ENCODER, MANIFEST, Agreement, Contents, Contract, SentForm, read_upload, write_upload
 from oneflare.upload.statistics import Plan, pack
 
 SPEC = {"name": "conv4", "width": 2, "dim": 8}
@@ -66,23 +66,21 @@ def honest_uploads(folder: Path) -> list[Honest]:
     plain = Plan.of(spec, 1, 8)
     short = Plan.of(spec, 1, 8, "int16")
     private = Plan.of(spec, 1, 8, "float32", Privacy(1.0, 1e-5, 1.0))
-    withheld = Disclosure(counts="withheld")
-    kinds: list[tuple[dict[str, Any], dict[str, Any], Disclosure]] = [
-        ({}, {}, Disclosure()),
-        ({}, {}, Disclosure(dtype="bfloat16")),
-        ({}, {}, Disclosure(dtype="int8")),
-        ({}, {}, Disclosure(counts="noised")),
+    withheld = SentForm(counts="withheld")
+    kinds: list[tuple[dict[str, Any], dict[str, Any], SentForm]] = [
+        ({}, {}, SentForm()),
+        ({}, {}, SentForm(dtype="bfloat16")),
+        ({}, {}, SentForm(dtype="int8")),
+        ({}, {}, SentForm(counts="noised")),
         ({}, {"trust": 0.5}, withheld),
-        ({"statistics": plain}, {"trust": 1.5}, Disclosure()),
-        ({"statistics": short, "deep": False}, {"epoch": 0}, Disclosure()),
+        ({"statistics": plain}, {"trust": 1.5}, SentForm()),
+        ({"statistics": short, "deep": False}, {"epoch": 0}, SentForm()),
         ({"statistics": private, "deep": False}, {"epoch": 0}, withheld),
     ]
     return [_honest(folder, network, *kind) for kind in kinds]
 
 
-def _honest(
-    folder: Path, network: Any, terms: dict[str, Any], options: dict[str, Any], disclosure: Disclosure
-) -> Honest:
+def _honest(folder: Path, network: Any, terms: dict[str, Any], options: dict[str, Any], form: SentForm) -> Honest:
     from oneflare.nn import build_feature_map
 
     contract = Contract.of(
@@ -112,7 +110,7 @@ def _honest(
         options = options | {"statistics": pack(statistics, plan.dtype)}
     path = folder / "honest.safetensors"
     contents = Contents(**{"client": 2, "counts": counts, "epoch": 7} | options)
-    write_upload(path, network if contract.deep else None, contract, contents, disclosure)
+    write_upload(path, network if contract.deep else None, contract, contents, form)
     read_upload(path, contract)
     raw = path.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])

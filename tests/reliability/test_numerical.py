@@ -12,7 +12,7 @@ from hostile import honest_uploads
 import oneflare
 from oneflare.errors import OneFlareError, UploadError
 from oneflare.nn import initial_network
-from oneflare.upload import Contents, Disclosure, read_upload, write_upload
+from oneflare.upload import Contents, SentForm, read_upload, write_upload
 
 SMALL = {"encoder": {"name": "conv4", "width": 4}, "epochs": 1, "train.batch_size": 32, "workers": 1}
 FUSIONS = "count_prototypes,feature_mean,average,ensemble,iffi"
@@ -125,7 +125,7 @@ def test_weights_that_a_short_format_cannot_hold(tmp_path, dtype, value):
     weight.view(-1)[0] = value
     path = tmp_path / "upload.safetensors"
     write_upload(
-        path, network, contract, Contents(client=0, counts=torch.tensor([1, 1, 1, 1]), epoch=1), Disclosure(dtype=dtype)
+        path, network, contract, Contents(client=0, counts=torch.tensor([1, 1, 1, 1]), epoch=1), SentForm(dtype=dtype)
     )
     if abs(value) < 1e6:
         assert float(read_upload(path, contract).weights()[name].view(-1)[0]) == pytest.approx(value, rel=0.01)

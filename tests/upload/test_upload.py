@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oneflare.data import ImageSpec
 from oneflare.errors import MemberFault, UploadError
 from oneflare.nn import initial_network
-from oneflare.upload import MANIFEST, Agreement, Contents, Contract, Disclosure, read_upload, read_weights, write_upload
+from oneflare.upload import MANIFEST, Agreement, Contents, Contract, SentForm, read_upload, read_weights, write_upload
 from shared import forge, load_all, parts
 
 SPEC = {"name": "conv4", "width": 2, "dim": 8}
@@ -33,7 +33,7 @@ COUNTS = torch.tensor([3, 0, 5, 1])
 
 
 def write(path, epoch=7, **form):
-    write_upload(path, NETWORK, CONTRACT, Contents(client=2, counts=COUNTS, epoch=epoch), Disclosure(**form))
+    write_upload(path, NETWORK, CONTRACT, Contents(client=2, counts=COUNTS, epoch=epoch), SentForm(**form))
     return path
 
 

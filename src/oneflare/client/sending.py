@@ -13,7 +13,7 @@ from oneflare.client.evidence import measure_evidence
 from oneflare.client.job import ClientJob
 from oneflare.data import ClientData
 from oneflare.nn import PrototypeNetwork
-from oneflare.upload import Contents, Disclosure, write_upload
+from oneflare.upload import Contents, SentForm, write_upload
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,5 @@ def send(
         trust=trust,
         evidence=evidence,
     )
-    disclosure = Disclosure(
-        dtype=upload.dtype, counts=upload.counts, epsilon=upload.counts_epsilon, words=job.noise("counts")
-    )
-    write_upload(path, network, job.contract, contents, disclosure)
+    form = SentForm(dtype=upload.dtype, counts=upload.counts, epsilon=upload.counts_epsilon, words=job.noise("counts"))
+    write_upload(path, network, job.contract, contents, form)

@@ -18,7 +18,7 @@ from oneflare.upload.contract import (
     Contract,
 )
 from oneflare.upload.message import Upload, read_prototypes, read_tensors, read_upload, read_weights
-from oneflare.upload.writing import Contents, Disclosure, disclose, seal_upload, shrink, write_upload
+from oneflare.upload.writing import Contents, SentForm, disclose, seal_upload, shrink, write_upload
 
 __all__ = [
     "COUNTS",
@@ -32,7 +32,7 @@ __all__ = [
     "Agreement",
     "Contents",
     "Contract",
-    "Disclosure",
+    "SentForm",
     "Upload",
     "disclose",
     "notes_of",

@@ -54,7 +54,7 @@ class Contents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disclosure:
+class SentForm:
     """In which form the network and the class counts leave a client."""
 
     dtype: str = "float32"
@@ -67,7 +67,7 @@ class Disclosure:
     """where the noise on counts comes from"""
 
 
-EXACT = Disclosure()
+EXACT = SentForm()
 
 
 def write_upload(
@@ -75,18 +75,18 @@ def write_upload(
     network: PrototypeNetwork | None,
     contract: Contract,
     contents: Contents,
-    disclosure: Disclosure = EXACT,
+    form: SentForm = EXACT,
 ) -> None:
-    """Write a client's message in the form that `disclosure` says; network: None where clients only measure."""
+    """Write a client's message in the form that `form` says; network: None where clients only measure."""
     tensors: dict[str, Tensor] = {}
     if network is not None:
         for name, tensor in network.encoder.state_dict().items():
-            tensors |= shrink(ENCODER + name, _without_volume(name, tensor.detach().cpu()), disclosure.dtype)
+            tensors |= shrink(ENCODER + name, _without_volume(name, tensor.detach().cpu()), form.dtype)
         tensors[PROTOTYPES] = network.prototypes.detach().float().cpu().contiguous()
     tensors |= {STATISTICS + name: tensor.contiguous() for name, tensor in (contents.statistics or {}).items()}
     tensors |= {EVIDENCE + name: tensor.contiguous() for name, tensor in (contents.evidence or {}).items()}
     counts = contents.counts
-    disclosed = disclose(counts, disclosure.counts, disclosure.epsilon, disclosure.words)
+    disclosed = disclose(counts, form.counts, form.epsilon, form.words)
     if disclosed is not None:
         tensors[COUNTS] = disclosed
     samples = int(counts.sum()) if disclosed is None else max(1, round(float(disclosed.sum())))
@@ -97,7 +97,7 @@ def write_upload(
         "client": contents.client,
         "epoch": contents.epoch,
         "samples": samples,
-        "counts": disclosure.counts,
+        "counts": form.counts,
         "classes": list(contract.classes),
         "image": contract.image.to_dict(),
         "encoder": contract.encoder,

@@ -21,7 +21,7 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.bench.steps import random_dataset
-from oneflare.upload import Contents, Disclosure, read_upload, write_upload
+from oneflare.upload import Contents, SentForm, read_upload, write_upload
 
 FORMATS = ("float32", "bfloat16", "int8")
 SENT = frozenset({"weights", "prototypes", "counts"})
@@ -89,7 +89,7 @@ def size_ratios() -> dict[str, float]:
                     network,
                     federation.contract,
                     Contents(client=0, counts=counts, epoch=1),
-                    Disclosure(dtype=kind),
+                    SentForm(dtype=kind),
                 )
                 sizes.append(path.stat().st_size)
         ratios[f"{name} width {width}"] = sizes[0] / sizes[1]
@@ -110,7 +110,7 @@ def _resend(sent: UploadSet, kind: str, folder: Path) -> UploadSet:
             network,
             sent.contract,
             Contents(client=upload.client, counts=counts.long(), epoch=1),
-            Disclosure(dtype=kind),
+            SentForm(dtype=kind),
         )
         uploads.append(read_upload(path, sent.contract))
     return UploadSet(tuple(uploads), sent.contract, sent.template)
