@@ -251,3 +251,13 @@ def test_python_api_mistakes(tmp_path):
         oneflare.run(data=3.5)
     with pytest.raises(AttributeError, match="no attribute 'rnu'"):
         oneflare.rnu  # noqa: B018
+
+
+def test_settings_may_be_corrected_after_images_that_could_not_be_read(tmp_path):
+    """The remedy of an error must work with the same command and the same folder."""
+    folder = tmp_path / "run"
+    with pytest.raises(DataError, match=r"needs data\.path"):
+        start(folder, {"data": {"name": "folder"}})
+    assert start(folder).folder == folder
+    with pytest.raises(RunError, match="holds another experiment"):
+        start(folder, {"train.lr": 0.01})

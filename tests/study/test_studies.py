@@ -217,6 +217,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(tiny, tmp_path):
     cells = unique_cells([plan])[:2]
     cells[0].folder(tmp_path).mkdir(parents=True)
     (cells[0].folder(tmp_path) / "experiment.yaml").write_text("method: fedavg\n")
+    (cells[0].folder(tmp_path) / "partition.json").write_text("{}")
     outcomes = {outcome.cell: outcome for outcome in run_cells(cells, tmp_path, processes=2)}
     assert outcomes[cells[0].name].status == "failed"
     assert "holds another experiment" in outcomes[cells[0].name].reason

@@ -291,9 +291,12 @@ def hold_out(split: Split, fraction: float, seed: int = 0) -> tuple[Split, Split
             order = members[torch.randperm(len(members), generator=generator)]
             test[order[: round(len(members) * fraction)]] = True
     if not bool(test.any()) or bool(test.all()):
-        whose = "" if split.patients is None else f" of {len(split.patients.unique())} patients"
+        whose, remedy = "", "bring a test part of your own"
+        if split.patients is not None:
+            whose = f" of {len(split.patients.unique())} patients"
+            remedy += ", or set data.patients=false if these are not patients"
         raise DataError(
-            f"{len(split.labels)} images{whose} are too few to hold out a {fraction:.0%} test part; give one"
+            f"{len(split.labels)} images{whose} are too few to hold out a {fraction:.0%} test part; {remedy}"
         )
     return split.take((~test).nonzero().squeeze(1)), split.take(test.nonzero().squeeze(1))
 

@@ -284,8 +284,12 @@ def read_result(folder: Path) -> Result:
 
 
 def claim_folder(files: RunFiles, experiment: Experiment) -> None:
-    """A folder belongs to one experiment; only the list of fusions may grow."""
-    if files.experiment.exists():
+    """A folder belongs to one experiment; only the list of fusions may grow.
+
+    An experiment that ended before its images were divided, for example because they could not be read, has left
+    nothing but its settings, and another one may take its place.
+    """
+    if files.experiment.exists() and files.partition.exists():
         old = read_experiment(files.folder)
         changed = " and another ".join(experiment.code.differences(old.code))
         if changed and old.settings_digest() == experiment.settings_digest():
