@@ -149,11 +149,11 @@ def layout(network: PrototypeNetwork, names: Iterable[str]) -> dict[str, tuple[i
     return shapes
 
 
-def unpack_symmetric(values: Tensor) -> Tensor:
-    """The matrix whose upper triangle is given, float64."""
+def unpack_symmetric(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The matrix whose upper triangle is given."""
     dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
-    upper = torch.zeros(dim, dim, dtype=torch.float64)
-    upper[triangle(dim)] = values.double()
+    upper = torch.zeros(dim, dim, dtype=dtype)
+    upper[triangle(dim)] = values.to(dtype)
     return symmetric(upper)
 
 
