@@ -216,7 +216,7 @@ class UploadConfig(Section):
     statistics_components: int | None = Field(
         None, ge=1, le=1000, description="Gaussians in the mixture of a class; default: 10"
     )
-    statistics_dtype: Literal["float32", "int16"] = "float32"
+    statistics_dtype: Literal["float32", "int16", "int12"] = "float32"
     statistics_epsilon: float | None = Field(
         None, ge=1e-6, description="privacy budget of noised statistics; default: exact"
     )

@@ -192,7 +192,7 @@ class RandomConv:
         self.channels, self.size = channels, size
         self.threshold = patches.threshold
         self.mirror = bool(mirror)
-        self.reduce = patches.reduce if patches.reduce is not None else _default_reduction(size)
+        self.reduce = patches.reduce if patches.reduce is not None else default_reduction(size)
         self.kernel = patches.kernel if patches.kernel is not None else (3 if size // self.reduce < 16 else 5)
         self.colour_grid = min(colour_grid, size)
         if not 1 <= filters <= 4096:
@@ -213,8 +213,7 @@ class RandomConv:
         cells = soft_cells(side // self.pool)
         self.cells = cells.flatten(1).T.contiguous()  # (positions, 5)
         self.mirrored_cells = cells.flip(-1).flatten(1).T.contiguous()
-        columns = (self.colour_grid + 1) // 2 if self.mirror else self.colour_grid
-        self.dim = 10 * filters + 2 * channels * self.colour_grid * columns
+        self.dim = 10 * filters + colour_features(channels, self.colour_grid, self.mirror)
         self.parameters = free.numel()
 
     def fingerprint(self) -> str:
@@ -246,8 +245,7 @@ class RandomConv:
         size = self.channels * self.kernel**2
         highs = []
         if self.colour_grid:
-            columns = (self.colour_grid + 1) // 2 if self.mirror else self.colour_grid
-            each = self.channels * self.colour_grid * columns
+            each = colour_features(self.channels, self.colour_grid, self.mirror) // 2
             highs.append(torch.cat([torch.ones(each), torch.full((each,), 0.5)]))
         for bank in self.banks:
             rows = bank.flatten(1)[: len(bank) // 2] if self.mirror else bank.flatten(1)
@@ -309,7 +307,12 @@ def _pool(maps: Tensor, cells: Tensor) -> Tensor:
     return torch.bmm(filled, cells.expand(maps.shape[0], -1, -1))[:, : rows.shape[1]].flatten(1)
 
 
-def _default_reduction(size: int) -> int:
+def colour_features(channels: int, grid: int, mirror: bool) -> int:
+    """How many means and deviations of colours there are on a grid; of mirrored squares one counts."""
+    return 2 * channels * grid * ((grid + 1) // 2 if mirror else grid)
+
+
+def default_reduction(size: int) -> int:
     """Images of 64 pixels are averaged down to 32: six times faster for half a point."""
     reduction = max(1, size // 32)
     while size % reduction:

@@ -17,7 +17,7 @@ from oneflare.upload.class_statistics import class_layout
 from oneflare.upload.evidence import layout
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, vector_size
 from oneflare.upload.mixtures import mixture_layout
-from oneflare.upload.statistics import CLASS_COVARIANCES, COVARIANCE, MIXTURES, Plan, triangle_size
+from oneflare.upload.statistics import CLASS_COVARIANCES, COVARIANCE, MIXTURES, Plan, triangle_size, twelve_bit_size
 
 SCHEMA = 1
 MANIFEST = "oneflare"
@@ -130,8 +130,9 @@ def statistics_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ..
         "counts": ((classes,), False),
     }
     if COVARIANCE in plan.parts:
-        layout["scatter"] = ((triangle_size(plan.dim),), plan.dtype == "float32")
-        if plan.dtype == "int16":
+        numbers = triangle_size(plan.dim)
+        layout["scatter"] = ((twelve_bit_size(numbers) if plan.dtype == "int12" else numbers,), plan.dtype == "float32")
+        if plan.dtype != "float32":
             layout["scatter" + SCALE] = ((plan.dim,), True)
     if CLASS_COVARIANCES in plan.parts:
         layout |= class_layout(plan, classes)

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.core.privacy import Privacy
@@ -43,6 +44,9 @@ G_B_N = "statistics"
 FIELDS = frozenset({CLASS_MEANS, G_B_N, CLASS_COVARIANCES, MIXTURES})
 """what fusions may need of statistics"""
 INT16_STEPS = 32767
+INT12_STEPS = 2047
+STEPS = {"int16": INT16_STEPS, "int12": INT12_STEPS}
+"""into which a correlation of 1 is divided"""
 VANISHING = 1e-12
 """a feature whose variance is below this part of its square is constant"""
 
@@ -173,6 +177,7 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
 
     Around the mean m, because the mean's outer product would swamp everything else when rounded.
     float32: S itself. int16: S_ij = s_i s_j q_ij / 32767 with s_i = sqrt(S_ii): a correlation loses at most 2^-16.
+    int12: the same with 2047 steps, four numbers in 48 bits; a correlation loses at most 1/4094.
     """
     scatter = statistics.gram - _mean_part(statistics.sums, statistics.counts)
     diagonal = scatter.diagonal()
@@ -180,14 +185,38 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
     scatter[constant] = 0
     scatter[:, constant] = 0
     packed = {SUMS: statistics.sums.float(), COUNTS: statistics.counts.long()}
-    if dtype == "int16":
+    if dtype in STEPS:
+        steps = STEPS[dtype]
         scale = diagonal.clamp(min=0).sqrt().float()
         inverse = torch.where(scale > 0, 1 / scale.double(), torch.zeros(()))
-        scatter = (scatter * inverse[:, None] * inverse * INT16_STEPS).round().clamp(-INT16_STEPS, INT16_STEPS)
+        scatter.mul_(inverse[:, None]).mul_(inverse * steps).round_().clamp_(-steps, steps)
         packed[SCALE] = scale
     values = scatter.masked_select(triangle(len(scatter)))
-    packed[SCATTER] = values.to(torch.int16 if dtype == "int16" else torch.float32)
+    if dtype == "int12":
+        packed[SCATTER] = to_twelve_bits(values)
+    else:
+        packed[SCATTER] = values.to(torch.int16 if dtype == "int16" else torch.float32)
     return packed
+
+
+def twelve_bit_size(numbers: int) -> int:
+    """16-bit words that hold so many numbers of 12 bits"""
+    return 3 * -(-numbers // 4)
+
+
+def to_twelve_bits(values: Tensor) -> Tensor:
+    """Whole numbers from -2048 to 2047 `(N,)` as int16 words `(3 ceil(N / 4),)`; what fills up the last is 0."""
+    whole = F.pad(values.to(torch.int32), (0, -len(values) % 4)) + 2048
+    a, b, c, d = whole.view(-1, 4).unbind(1)
+    words = torch.stack([a | b << 12, b >> 4 | c << 8, c >> 8 | d << 4], 1) & 0xFFFF
+    return (words - (words >> 15 << 16)).to(torch.int16).flatten()
+
+
+def from_twelve_bits(words: Tensor, numbers: int) -> Tensor:
+    """The numbers of `to_twelve_bits`, int32 `(numbers,)`"""
+    x, y, z = (words.to(torch.int32) & 0xFFFF).view(-1, 3).unbind(1)
+    whole = torch.stack([x, x >> 12 | y << 4, y >> 8 | z << 8, z >> 4], 1) & 0xFFF
+    return whole.flatten()[:numbers] - 2048
 
 
 def unpack(packed: Mapping[str, Tensor]) -> Statistics:
@@ -202,13 +231,24 @@ def _mean_part(sums: Tensor, counts: Tensor) -> Tensor:
     return torch.outer(total, total / max(float(counts.sum()), 1.0))
 
 
+def _steps(packed: Mapping[str, Tensor]) -> int:
+    """Into how many steps correlations are divided in an upload of whole numbers."""
+    whole = packed[SCATTER].shape[0] == triangle_size(packed[SUMS].shape[1])
+    return INT16_STEPS if whole else INT12_STEPS
+
+
 def _scatter(packed: Mapping[str, Tensor]) -> Tensor:
     dim = packed[SUMS].shape[1]
     upper = torch.zeros(dim, dim, dtype=torch.float64)
-    upper[triangle(dim)] = packed[SCATTER].double()
-    if SCALE in packed:
-        scale = packed[SCALE].double()
-        upper *= scale[:, None] * scale / INT16_STEPS
+    values = packed[SCATTER]
+    if SCALE not in packed:
+        upper[triangle(dim)] = values.double()
+        return symmetric(upper)
+    steps = _steps(packed)
+    whole = values if steps == INT16_STEPS else from_twelve_bits(values, triangle_size(dim))
+    upper[triangle(dim)] = whole.double()
+    scale = packed[SCALE].double()
+    upper.mul_(scale[:, None]).mul_(scale / steps)
     return symmetric(upper)
 
 
@@ -310,7 +350,7 @@ def _scatter_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> s
     if bool(excess.any()):
         worst = int((diagonal / n).where(excess, torch.zeros(())).argmax())
         return f"scatter has a variance of {float(diagonal[worst]) / n:.3g}, more than its feature can have"
-    if not _within_is_possible(scatter, sums, counts, entry=2.0**-15 if SCALE in packed else ROUNDING):
+    if not _within_is_possible(scatter, sums, counts, entry=1 / _steps(packed) if SCALE in packed else ROUNDING):
         return "scatter and sums contradict each other: no images have these class means and these covariances"
     return None
 
