@@ -177,7 +177,7 @@ def read_and_build(path: Path) -> None:
     experiment = resolve(read_yaml(path))
     image = ImageSpec.default(3, 32)
     initial_network(encoder_spec(experiment.encoder, 10), image.channels, image.size, 10, 0)
-    statistics_plan(experiment, image, mirror=False)
+    statistics_plan(experiment, image, 10, mirror=False)
 
 
 @pytest.mark.parametrize(("text", "message"), STRANGE_YAML, ids=range(len(STRANGE_YAML)))

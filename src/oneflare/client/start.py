@@ -21,9 +21,13 @@ from oneflare.nn import (
     freeze_prototypes,
     initial_network,
 )
+from oneflare.nn.multi_scale import fitted
 from oneflare.upload import Agreement, Contract
 from oneflare.upload.masking.fixed_point import FixedPoint
-from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_of
+from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_of, statistics_bytes
+
+HEADER_ROOM = 256
+"""bytes of an upload's header for each class, whose names are in it, and sixteen times that for the rest"""
 
 
 def make_contract(
@@ -43,7 +47,7 @@ def make_contract(
     """
     spec = terms.encoder if encoder is not None else encoder_spec(terms.encoder, len(classes))
     network = initial_network(spec, image.channels, image.size, len(classes), terms.seed, encoder)
-    plan = statistics_plan(terms, image, mirror)
+    plan = statistics_plan(terms, image, len(classes), mirror=mirror)
     return Contract.of(
         network,
         Agreement(
@@ -74,7 +78,7 @@ def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module 
     return network
 
 
-def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> Plan | None:
+def statistics_plan(experiment: Experiment, image: ImageSpec, classes: int, *, mirror: bool) -> Plan | None:
     """What the statistics of this federation are; mirror: whether a mirrored image keeps its label."""
     if experiment.analytic["name"] == "none":
         return None
@@ -86,6 +90,9 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, mirror: bool) -> P
         privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
     parts = DEFAULT_PARTS if upload.statistics is None else upload.statistics
     components = COMPONENTS if upload.statistics_components is None else upload.statistics_components
+    if upload.limit is not None:
+        room, dtype = upload.limit - HEADER_ROOM * (16 + classes), upload.statistics_dtype
+        spec = fitted(spec, image.channels, image.size, lambda dim: statistics_bytes(dim, classes, dtype) <= room)
     return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
 
 

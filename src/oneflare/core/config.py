@@ -7,6 +7,7 @@ and are checked against the signature of what they name, where that lives.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -202,12 +203,31 @@ class MaskedConfig(Section):
     )
 
 
+def _bytes(value: Any) -> Any:
+    """10000, "500kB", "10MB" or "1GB" in bytes; a megabyte has a million."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kMG]?)B?\s*", value)
+    if found is None:
+        raise ValueError("must be a size such as 500kB or 10MB")
+    return int(float(found[1]) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[found[2]])
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+
+
 class UploadConfig(Section):
     """What leaves a client."""
 
     counts: Literal["exact", "noised", "withheld"] = "exact"
     counts_epsilon: float = Field(1.0, ge=1e-6, description="privacy budget of noised counts")
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    limit: Bytes | None = Field(
+        None,
+        gt=0,
+        description="the most bytes that an upload of statistics may have, for example 10MB; the map is as large as "
+        "fits (analytic=multi_scale)",
+    )
     statistics: Names | None = Field(
         None,
         description="what statistics hold beside the sums and counts of classes: covariance, class_covariances, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from oneflare.core.config import CodeConfig, Experiment, TrainConfig, UploadConfig, named_or_none
@@ -25,6 +26,8 @@ from oneflare.upload.statistics import CLASS_COVARIANCES, DEFAULT_PARTS, MIXTURE
 from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
 
 ARRAYS = "arrays"
+SIZED_MAP = "multi_scale"
+"""the map whose number of filters may follow from upload.limit or analytic.budget"""
 NAMED_DEFAULTS = {
     **{part: Experiment.model_fields[part].default for part in ("encoder", "anchors", "controller", "analytic")},
     "train": {"schedule": TrainConfig.model_fields["schedule"].default},
@@ -51,7 +54,9 @@ def resolve(*layers: Layer) -> Experiment:
         raise ConfigError(f"method: must be a name (got {name!r})")
     method = find_method(name)
     recipe = expand(method.recipe)
-    content = merge(NAMED_DEFAULTS, recipe, _on_features(wanted, recipe), wanted, {"method": method.name})
+    content = merge(
+        NAMED_DEFAULTS, recipe, _on_features(wanted, recipe), _sized(wanted, recipe), wanted, {"method": method.name}
+    )
     content.pop("code", None)  # of whoever wrote the file
     return complete(validate(content))
 
@@ -230,8 +235,36 @@ def _check_evidence(experiment: Experiment) -> None:
         )
 
 
+def _sized(wanted: Layer, recipe: Layer) -> Layer:
+    """Where a size or a time is given and no map, the map is one whose size can follow from it."""
+    upload, statistics = wanted.get("upload"), wanted.get("analytic")
+    limited = isinstance(upload, Mapping) and upload.get("limit") is not None
+    timed = isinstance(statistics, Mapping) and statistics.get("budget") is not None
+    named = isinstance(statistics, str) or (isinstance(statistics, Mapping) and "name" in statistics)
+    if named or not (limited or timed) or recipe.get("analytic") != {"name": "random_conv"}:
+        return {}
+    return {"analytic": {"name": SIZED_MAP}}
+
+
+def _check_limit(experiment: Experiment) -> None:
+    """A limit on uploads decides the size of the map, so it is refused where something else decides it."""
+    upload = experiment.upload
+    if upload.limit is None:
+        return
+    if experiment.analytic["name"] != SIZED_MAP:
+        raise ConfigError(
+            f"upload.limit: analytic={experiment.analytic['name']} has a fixed size; set analytic={SIZED_MAP}"
+        )
+    if experiment.trains or upload.masked is not None or upload.statistics not in (None, DEFAULT_PARTS):
+        raise ConfigError(
+            "upload.limit: counts sums of products alone, not networks, masked sums or covariances of classes; "
+            "leave it out, or use method=analytic"
+        )
+
+
 def _check_statistics(experiment: Experiment) -> None:
     """Statistics contain the class counts, and their privacy is worth nothing beside what is not private."""
+    _check_limit(experiment)
     upload = experiment.upload
     for name in upload.statistics or ():
         if name not in PARTS:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
@@ -165,7 +166,8 @@ class MapShape:
             return parts.filters
         if parts.budget is None:
             return DEFAULT_FILTERS
-        fitting = largest(lambda filters: self.seconds(filters) <= parts.budget, least, MOST_FILTERS)
+        budget = parts.budget
+        fitting = largest(lambda filters: self.seconds(filters) <= budget, least, MOST_FILTERS)
         if fitting is None:
             raise ConfigError(
                 f"analytic.budget: {parts.budget:g} s are too few for 10,000 images of {self.size} pixels; the "
@@ -193,7 +195,25 @@ class MapShape:
         return BUDGET_IMAGES * (operations / OPERATIONS_PER_SECOND + products / PRODUCTS_PER_SECOND)
 
 
-def largest(fits: Any, low: int, high: int) -> int | None:
+def fitted(spec: Mapping[str, Any], channels: int, size: int, fits: Callable[[int], bool]) -> dict[str, Any]:
+    """The complete spec of a `multi_scale` map with its number of filters decided: the most whose features fit.
+
+    fits: whether so many features do. A number that is given must fit; a budget is kept as well.
+    """
+    options = {field.name: spec[field.name] for field in fields(Scales)}
+    shape = MapShape(channels, size, bool(spec["mirror"]), min(spec["colour_grid"], size), Scales(**options))
+    least = len(shape.reductions)
+    given = spec["filters"] is not None
+    most = shape.filters if given or spec["budget"] is not None else MOST_FILTERS
+    found = largest(lambda filters: fits(shape.dim(filters)), least, most)
+    if found is None:
+        raise ConfigError(f"upload.limit: even the smallest map, of {shape.dim(least)} features, does not fit")
+    if given and found < most:
+        raise ConfigError(f"upload.limit: {most} filters do not fit; leave analytic.filters out, or set {found}")
+    return {**spec, "filters": found, "budget": None}
+
+
+def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
     """The largest whole number from low to high that fits, where smaller ones fit as well; None if none does."""
     if not fits(low):
         return None

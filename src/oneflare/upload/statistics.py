@@ -22,11 +22,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.core.privacy import Privacy
 from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
+from oneflare.upload.twelve_bits import from_twelve_bits, to_twelve_bits, twelve_bit_size
 
 SCATTER = "scatter"
 SCALE = "scatter#scale"
@@ -199,24 +199,11 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
     return packed
 
 
-def twelve_bit_size(numbers: int) -> int:
-    """16-bit words that hold so many numbers of 12 bits"""
-    return 3 * -(-numbers // 4)
-
-
-def to_twelve_bits(values: Tensor) -> Tensor:
-    """Whole numbers from -2048 to 2047 `(N,)` as int16 words `(3 ceil(N / 4),)`; what fills up the last is 0."""
-    whole = F.pad(values.to(torch.int32), (0, -len(values) % 4)) + 2048
-    a, b, c, d = whole.view(-1, 4).unbind(1)
-    words = torch.stack([a | b << 12, b >> 4 | c << 8, c >> 8 | d << 4], 1) & 0xFFFF
-    return (words - (words >> 15 << 16)).to(torch.int16).flatten()
-
-
-def from_twelve_bits(words: Tensor, numbers: int) -> Tensor:
-    """The numbers of `to_twelve_bits`, int32 `(numbers,)`"""
-    x, y, z = (words.to(torch.int32) & 0xFFFF).view(-1, 3).unbind(1)
-    whole = torch.stack([x, x >> 12 | y << 4, y >> 8 | z << 8, z >> 4], 1) & 0xFFF
-    return whole.flatten()[:numbers] - 2048
+def statistics_bytes(dim: int, classes: int, dtype: str) -> int:
+    """Bytes of the packed statistics G, b and n of so many features."""
+    numbers = triangle_size(dim)
+    scatter = {"float32": 4 * numbers, "int16": 2 * numbers + 4 * dim, "int12": 2 * twelve_bit_size(numbers) + 4 * dim}
+    return scatter[dtype] + 4 * classes * dim + 8 * classes
 
 
 def unpack(packed: Mapping[str, Tensor]) -> Statistics:
