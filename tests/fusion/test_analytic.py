@@ -17,7 +17,7 @@ from oneflare.core.config import DataConfig
 from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.analytic.discriminant import NEVER, Spectrum, solve
+from oneflare.fusion.analytic.discriminant import NEVER, PROBES, RIDGES, Factored, Spectrum, solve
 from oneflare.methods.resolve import resolve
 from oneflare.metrics.classification import expected_calibration_error
 from oneflare.models.rules.redistribution import Redistribution
@@ -121,6 +121,38 @@ def test_noise_bounds_the_ridge_from_below():
     spectrum = Spectrum(broken)
     assert spectrum.noise > 0
     assert spectrum.choose_ridge() >= 2 * spectrum.noise
+
+
+@pytest.mark.parametrize("dim", [20, PROBES + 40])
+def test_factorisations_give_what_the_spectrum_gives(dim):
+    """Up to PROBES features the trace is exact; beyond, its estimate is within its stated deviation."""
+    statistics = linear_statistics(*toy(n=150, dim=dim), 3)
+    spectrum, factored = Spectrum(statistics), Factored(statistics)
+    for ridge in (1e-3, 0.1, 3.0):
+        assert torch.allclose(factored.solved(ridge), spectrum.solved(ridge), atol=1e-9)
+        for own, other in zip(factored.moments(ridge), spectrum.moments(ridge), strict=True):
+            assert torch.allclose(own, other, atol=1e-9)
+        allowed = 1e-6 if dim <= PROBES else 4 * math.sqrt(2 * dim / PROBES)
+        assert factored.freedom(ridge) == pytest.approx(spectrum.freedom(ridge), abs=allowed)
+        for own, other in zip(factored.discriminant(ridge), spectrum.discriminant(ridge), strict=True):
+            assert torch.allclose(own, other, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_finds_the_ridge_of_the_whole_list(seed):
+    statistics = linear_statistics(*toy(seed=seed, n=120, dim=40), 3)
+    assert Factored(statistics).choose_ridge() == Spectrum(statistics).choose_ridge()
+
+
+def test_a_factorisation_takes_no_ridge_within_the_noise():
+    phi, labels = toy(n=50, dim=6)
+    statistics = linear_statistics(phi, labels, 3)
+    broken = Statistics(statistics.gram - 40 * torch.ones(6, 6), statistics.sums, statistics.counts)
+    chosen = Factored(broken).choose_ridge()
+    assert chosen >= 2 * Spectrum(broken).noise
+    assert chosen in RIDGES
+    with pytest.raises(UploadError, match="too small for the noise"):
+        Factored(broken).solved(1e-6)
 
 
 @pytest.mark.parametrize("classes", [1, 3])

@@ -23,8 +23,9 @@ from oneflare.nn import (
 )
 from oneflare.nn.multi_scale import fitted
 from oneflare.upload import Agreement, Contract
+from oneflare.upload.contract import statistics_bytes
 from oneflare.upload.masking.fixed_point import FixedPoint
-from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_of, statistics_bytes
+from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_of
 
 HEADER_ROOM = 256
 """bytes of an upload's header for each class, whose names are in it, and sixteen times that for the rest"""

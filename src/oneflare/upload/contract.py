@@ -142,6 +142,13 @@ def statistics_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ..
     return layout
 
 
+def statistics_bytes(dim: int, classes: int, dtype: str) -> int:
+    """Bytes of the packed statistics G, b and n of so many features."""
+    numbers = triangle_size(dim)
+    scatter = {"float32": 4 * numbers, "int16": 2 * numbers + 4 * dim, "int12": 2 * twelve_bit_size(numbers) + 4 * dim}
+    return scatter[dtype] + 4 * classes * dim + 8 * classes
+
+
 def present(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Options that are absent do not count, so a new one leaves old uploads readable."""
     return {key: value for key, value in spec.items() if value is not None}

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from oneflare.core.privacy import Privacy
 from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
-from oneflare.upload.twelve_bits import from_twelve_bits, to_twelve_bits, twelve_bit_size
+from oneflare.upload.twelve_bits import from_twelve_bits, to_twelve_bits
 
 SCATTER = "scatter"
 SCALE = "scatter#scale"
@@ -197,13 +197,6 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
     else:
         packed[SCATTER] = values.to(torch.int16 if dtype == "int16" else torch.float32)
     return packed
-
-
-def statistics_bytes(dim: int, classes: int, dtype: str) -> int:
-    """Bytes of the packed statistics G, b and n of so many features."""
-    numbers = triangle_size(dim)
-    scatter = {"float32": 4 * numbers, "int16": 2 * numbers + 4 * dim, "int12": 2 * twelve_bit_size(numbers) + 4 * dim}
-    return scatter[dtype] + 4 * classes * dim + 8 * classes
 
 
 def unpack(packed: Mapping[str, Tensor]) -> Statistics:
