@@ -1,0 +1,176 @@
+"""How accurate the analytic companion is for so many megabytes: `python -m benchmarks.limit [PREFIX | table]`
+
+Every cell is one command of `oneflare run` in $ONEFLARE_RUNS/limit (resumable); its figures and the command go to
+`results/analytic/limit.json`. `table` writes `results/analytic/limit.md` and the picture of the curve from that file.
+Data: $ONEFLARE_DATA. `solver` measures time and memory of the solver alone, for 10,000 features.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oneflare.core.files import write_json
+from oneflare.fusion.analytic.discriminant import solve
+from oneflare.simulation.results import RunResult
+from oneflare.study.bench.steps import machine
+from oneflare.upload.statistics import Statistics
+
+RESULTS = Path("results/analytic/limit.json")
+TABLE = Path("results/analytic/limit.md")
+PICTURE = Path("docs/pictures/analytic-curve.svg")
+RUNS = Path(os.environ.get("ONEFLARE_RUNS", "runs")) / "limit"
+CLIENTS = 10
+SIZES = {"cifar10": (384, 1530), "svhn": (374, 1520), "cifar100": (336, 1500)}
+"""filters with which sums in 12 bits have 3 MB and 45 MB"""
+PUBLISHED = {
+    "AFL, ResNet-18 of ImageNet": 80.75,
+    "FedSRA, 600 epochs": 78.9,
+    "FedCGS, ResNet-18 of ImageNet": 63.95,
+    "Coates et al. 2011, 4,000 centroids": 79.6,
+}
+"""accuracy on all of CIFAR-10 (50,000 training images), as its authors report it"""
+PUBLISHED_MAPS = {"CKN, two layers": ((2300, 77.5), (9200, 82.0))}
+"""features and accuracy, on 50,000 images; drawn at the size that sums of so many features in float32 would have"""
+
+
+def cells() -> dict[str, list[str]]:
+    """name -> words of `oneflare run`, the most telling first"""
+    found = {}
+    wanted = [(data, filters, "int12", 0.05, 0) for size in (0, 1) for data, filters in sized(size)]
+    wanted += [("cifar10", 384, "int12", 0.5, 0), ("cifar10", 232, "float32", 0.05, 0)]
+    wanted += [
+        (data, filters, "int12", 0.05, seed) for size in (0, 1) for seed in (1, 2) for data, filters in sized(size)
+    ]
+    wanted += [("cifar10", 930, "float32", 0.05, 0)]
+    for data, filters, dtype, alpha, seed in wanted:
+        words = ["method=analytic", f"data={data}", "analytic=multi_scale", f"analytic.filters={filters}"]
+        words += [f"analytic.seed={seed}", f"upload.statistics_dtype={dtype}", f"clients={CLIENTS}", f"alpha={alpha}"]
+        found[f"{data}-{filters}-{dtype}-a{alpha}-s{seed}"] = [*words, "train.precision=float32"]
+    return found
+
+
+def sized(place: int) -> list[tuple[str, int]]:
+    return [(data, filters[place]) for data, filters in SIZES.items()]
+
+
+def stored() -> dict[str, Any]:
+    return dict(json.loads(RESULTS.read_text())) if RESULTS.exists() else {}
+
+
+def measure(only: str) -> None:
+    for name, words in cells().items():
+        folder = RUNS / name
+        if not name.startswith(only) or name in stored():
+            continue
+        if not (folder / "result.json").exists():
+            subprocess.run(["oneflare", "run", *words, "--out", str(folder), "--quiet"], check=True)
+        write_json(RESULTS, stored() | {name: figures(folder, words)})
+        print(name, flush=True)
+
+
+def figures(folder: Path, words: list[str]) -> dict[str, Any]:
+    result = RunResult.read(folder / "result.json")
+    own = result.fusions["analytic"]
+    sizes = [path.stat().st_size for path in sorted(folder.glob("clients/*/upload.safetensors"))]
+    return {
+        "command": shlex.join(["oneflare", "run", *words]),
+        "accuracy": own.accuracy,
+        "balanced_accuracy": own.balanced_accuracy,
+        "calibration_error": own.calibration_error,
+        "largest_upload_bytes": max(sizes),
+        "client_seconds": result.cost.train_seconds,
+        "fuse_seconds": own.fuse_seconds,
+        "peak_memory_bytes": result.cost.peak_memory_bytes,
+        "machine": machine(),
+    }
+
+
+def solver(dim: int = 10_000, classes: int = 10) -> None:
+    """Time and memory of `solve` for sums of Gaussian features with a decaying spectrum; prints one line of JSON."""
+    generator = torch.Generator().manual_seed(0)
+    total = Statistics.zeros(dim, classes)
+    decay = (1 + torch.arange(dim)).double() ** -0.5
+    for _ in range(25):
+        labels = torch.randint(0, classes, (1000,), generator=generator)
+        phi = torch.randn(1000, dim, generator=generator).double() * decay
+        phi[:, :classes] += torch.nn.functional.one_hot(labels, classes)
+        total.gram.addmm_(phi.T, phi)
+        total.sums.index_add_(0, labels, phi)
+        total.counts.add_(torch.bincount(labels, minlength=classes))
+    started, processor = time.monotonic(), time.process_time()
+    ridge = solve(total).ridge
+    seconds = {"wall_seconds": time.monotonic() - started, "processor_seconds": time.process_time() - processor}
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {"features": dim, "ridge": ridge, **seconds, "peak_memory_bytes": peak, "machine": machine()}
+    write_json(RESULTS.with_name("solver.json"), found)
+    print(json.dumps(found))
+
+
+def table() -> None:
+    lines = [
+        "# Accuracy for so many megabytes",
+        "",
+        "Written by `python -m benchmarks.limit table` from `limit.json`, which holds the command of each line. 20,000",
+        f"training and 5,000 test images, {CLIENTS} clients, `analytic=multi_scale`. Seconds are those of a shared machine.",
+        "",
+        "| data | filters | sums | alpha | seed of filters | accuracy % | largest upload MB | clients s | fusion s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, cell in stored().items():
+        data, filters, dtype, alpha, seed = name.split("-")
+        size = f"{cell['largest_upload_bytes'] / 1e6:.2f}"
+        row = [data, filters, dtype, alpha[1:], seed[1:], f"{100 * cell['accuracy']:.2f}", size]
+        lines.append("| " + " | ".join([*row, f"{cell['client_seconds']:.0f}", f"{cell['fuse_seconds']:.0f}"]) + " |")
+    TABLE.write_text("\n".join(lines) + "\n")
+    draw()
+
+
+def draw() -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "oneflare"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.5))
+    points: dict[str, list[tuple[float, float]]] = {}
+    for name, cell in stored().items():
+        label = f"{name.split('-')[0]}, 20,000 images"
+        points.setdefault(label, []).append((cell["largest_upload_bytes"] / 1e6, 100 * cell["accuracy"]))
+    for label, found in points.items():
+        axes.plot(*zip(*sorted(found), strict=True), "o-", label=label)
+    for label, maps in PUBLISHED_MAPS.items():
+        places = [(2 * dim * (dim + 1) / 1e6, accuracy) for dim, accuracy in maps]
+        axes.plot(*zip(*places, strict=True), "^:", color="gray", label=f"{label}, CIFAR-10, 50,000 images")
+    for label, accuracy in PUBLISHED.items():
+        axes.axhline(accuracy, color="lightgray", linewidth=0.8)
+        axes.text(1.05, accuracy + 0.3, label, fontsize=7, color="gray")
+    axes.set(xscale="log", xlim=(1, 250), xlabel="megabytes that a client sends", ylabel="accuracy %")
+    axes.legend(fontsize=7, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def main(words: list[str]) -> None:
+    torch.set_num_threads(1)
+    for word in words or ["", "table"]:
+        if word == "table":
+            table()
+        elif word == "solver":
+            solver()
+        else:
+            measure(word)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

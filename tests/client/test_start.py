@@ -1,0 +1,88 @@
+"""Maps whose size follows from the most that an upload may have, in whole runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from oneflare.client.observer import Observer
+from oneflare.core.config import DataConfig
+from oneflare.data import load
+from oneflare.errors import ConfigError
+from oneflare.fusion import build_fusion, load_model
+from oneflare.methods.resolve import resolve
+from oneflare.simulation.files import RunFiles
+from oneflare.simulation.simulation import Simulation
+
+DIGITS = load(DataConfig())
+SMALL = {"method": "analytic", "data": {"train_size": 400, "test_size": 100}}
+
+
+def uploads_of(folder, *layers):
+    experiment = resolve(SMALL, *layers)
+    made = Simulation.build(experiment, RunFiles(folder), load(experiment.data))
+    return made.collect(made.train(Observer()), Observer())
+
+
+def fuse(uploads):
+    return build_fusion({"name": "analytic"}).fuse(uploads).model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16", "int12"])
+@pytest.mark.parametrize("limit", [100_000])
+def test_uploads_are_as_large_as_the_limit_allows(tmp_path, dtype, limit):
+    uploads = uploads_of(tmp_path, {"upload": {"limit": limit, "statistics_dtype": dtype}})
+    sizes = [path.stat().st_size for path in tmp_path.glob("clients/*/upload.safetensors")]
+    assert len(sizes) == 5
+    assert 0.8 * limit < max(sizes) <= limit
+    assert uploads.plan.feature_map["name"] == "multi_scale"
+    model = fuse(uploads)
+    model.save(tmp_path / "model.safetensors")
+    images = DIGITS.test.images[:40]
+    assert torch.equal(load_model(tmp_path / "model.safetensors").logits(images), model.logits(images))
+
+
+@pytest.mark.numeric
+def test_a_map_of_several_scales_gives_the_same_predictions_for_every_split(tmp_path):
+    own = {"analytic": {"name": "multi_scale", "filters": 20}}
+    one = uploads_of(tmp_path / "skewed", own, {"alpha": 0.05})
+    two = uploads_of(tmp_path / "iid", own, {"partition": {"kind": "iid", "clients": 8}})
+    first, second = (
+        build_fusion({"name": "analytic"}).fuse(each).model.logits(DIGITS.test.images) for each in (one, two)
+    )
+    assert torch.equal(first.argmax(1), second.argmax(1))
+    rest = one.statistics() - one.uploads[1].statistics()
+    others = [upload.statistics() for upload in one.uploads if upload is not one.uploads[1]]
+    again = sum(others[1:], others[0])
+    assert torch.allclose(rest.gram, again.gram, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "upload", [{"statistics_epsilon": 100.0, "statistics_noise_seed": 0, "counts": "withheld"}, {"masked": True}]
+)
+def test_private_and_fixed_point_sums_take_a_map_of_several_scales(tmp_path, upload):
+    own = {"analytic": {"name": "multi_scale", "filters": 6}, "upload": upload}
+    model = fuse(uploads_of(tmp_path, own))
+    right = model.logits(DIGITS.test.images).argmax(1) == DIGITS.test.labels
+    assert float(right.float().mean()) > 0.5
+
+
+def test_a_budget_alone_chooses_the_map():
+    assert resolve(SMALL, {"analytic": {"budget": "30s"}}).analytic["name"] == "multi_scale"
+    assert resolve(SMALL).analytic["name"] == "random_conv"
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ({"upload": {"limit": "ten"}}, "such as 500kB or 10MB"),
+        ({"upload": {"limit": 0}}, "greater than 0"),
+        ({"upload": {"limit": "1MB"}, "analytic": "random_conv"}, "set analytic=multi_scale"),
+        ({"upload": {"limit": "1MB"}, "analytic": "multi_scale", "method": "flare_analytic"}, "not networks"),
+        ({"upload": {"limit": "1MB", "masked": True}}, "masked sums"),
+        ({"upload": {"statistics_dtype": "int12"}, "fusions": "gh_qda"}, "float32 or int16"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_refused(layer, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve(SMALL, layer)
