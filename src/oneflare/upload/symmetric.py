@@ -24,11 +24,11 @@ def symmetric(upper: Tensor) -> Tensor:
     return torch.triu(upper) + torch.triu(upper, 1).T
 
 
-def unpack_symmetric(values: Tensor) -> Tensor:
-    """The matrix whose upper triangle is given as one row of numbers, float64."""
+def unpack_symmetric(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The matrix whose upper triangle is given as one row of numbers."""
     dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
-    upper = torch.zeros(dim, dim, dtype=torch.float64)
-    upper[triangle(dim)] = values.double()
+    upper = torch.zeros(dim, dim, dtype=dtype)
+    upper[triangle(dim)] = values.to(dtype)
     return symmetric(upper)
 
 
