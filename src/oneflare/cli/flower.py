@@ -222,7 +222,7 @@ def try_here(
     from oneflare.cli.show_federation import told
     from oneflare.client.observer import Observer
     from oneflare.errors import WorkError
-    from oneflare.federation.charter import read_charter
+    from oneflare.federation.charter import FILE, read_charter
     from oneflare.federation.coordinator import FederationFiles, FusedFederation, read_fused
     from oneflare.simulation.engines.flower import require_flower
 
@@ -232,8 +232,9 @@ def try_here(
     from oneflare.federation.flower.template import write_app
 
     charter = read_charter(folder)
-    charter.check_flower()
     nodes = _nodes(charter, member, key or ())
+    if charter.terms.upload.masked is not None:  # the roster that a member confirmed is in its own copy
+        nodes = {name: config | {"federation": str((folder / FILE).resolve())} for name, config in nodes.items()}
     place = _fresh(work or folder / "trial")
     app = write_app(place / "app", folder, min_members).parent
     closed = None
