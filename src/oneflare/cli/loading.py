@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from oneflare.fusion import GlobalModel
+    from oneflare.models.cards import CardText
 
 Model = Annotated[
     Path,
@@ -52,6 +53,16 @@ def load(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
         loaded = load_model(file, key=known.key, federation=known.federation)
         show.note(f"{file} is signed by the coordinator ({known.key}, known from {known.source})")
     return loaded
+
+
+def card_of(path: Path, fusion: str | None, key: str | None) -> CardText | None:
+    """Use and limits from the card beside a model, which must be signed as the model must; None without a card."""
+    from oneflare.federation.vouching import known_key
+    from oneflare.models.cards import card_beside, read_card
+
+    file = model_file(path, fusion) if path.is_dir() else path
+    known, card = known_key(file, key), card_beside(file)
+    return read_card(card) if known is None else read_card(card, known.key, known.federation)
 
 
 def model_file(folder: Path, fusion: str | None) -> Path:
