@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hospitals import typed
 from oneflare.errors import RunError
 from oneflare.fusion import build_fusion, load_model
+from oneflare.metrics.figures import figures_of
 from oneflare.models.base import Answers
 from oneflare.models.cards import CardText, read_card
 from oneflare.models.decisions import NONE, Decision, decision_path
@@ -37,30 +38,45 @@ def decision(**fields) -> Decision:
     return Decision(**(standard | fields))
 
 
+def by_the_rule(probabilities: list[float], thresholds: list[float | None]) -> set[int]:
+    """The rule word by word; several classes if they are equally good to rounding."""
+    ratios = [p if t is None else p / t for p, t in zip(probabilities, thresholds, strict=True)]
+    reached = [c for c, t in enumerate(thresholds) if t is not None and probabilities[c] >= t]
+    plain = [c for c, t in enumerate(thresholds) if t is None]
+    among = reached or plain or range(len(thresholds))
+    best = max(ratios[c] for c in among)
+    return {c for c in among if ratios[c] >= best * (1 - 1e-9)}
+
+
 @given(
-    st.lists(st.lists(st.floats(-8, 8), min_size=3, max_size=3), min_size=1, max_size=20),
-    st.lists(st.floats(0.01, 0.99), min_size=3, max_size=3),
+    st.lists(st.floats(-8, 8), min_size=3, max_size=3),
+    st.lists(st.none() | st.floats(0.01, 0.99), min_size=3, max_size=3),
 )
-def test_the_class_has_the_largest_probability_over_its_threshold(logits, thresholds):
-    logits = torch.tensor(logits, dtype=torch.float64)
-    ratios = logits.softmax(1).numpy() / np.array(thresholds)
-    found = decision(thresholds=tuple(thresholds), floor=None).labels(Answers(logits)).numpy()
-    assert np.allclose(ratios[np.arange(len(found)), found], ratios.max(1), rtol=1e-9)
+def test_a_class_is_the_answer_where_it_reaches_its_threshold(logits, thresholds):
+    row = torch.tensor([logits], dtype=torch.float64)
+    shares = row.softmax(1)[0].tolist()
+    if any(t is not None and abs(p - t) < 1e-9 for p, t in zip(shares, thresholds, strict=True)):
+        return
+    found = int(decision(thresholds=tuple(thresholds), floor=None).labels(Answers(row)))
+    assert found in by_the_rule(shares, thresholds)
 
 
-@given(st.floats(0.01, 0.99), st.floats(0.01, 0.99))
-def test_two_classes_have_one_threshold(probability, threshold):
-    logits = torch.tensor([[probability, 1 - probability]], dtype=torch.float64).log()
-    one = decision(classes=("a", "b"), thresholds=(threshold, 1 - threshold), floor=None)
-    if abs(probability - threshold) > 1e-9:
-        assert int(one.labels(Answers(logits))) == (0 if probability > threshold else 1)
+def test_one_class_with_a_threshold_has_the_rates_that_members_measured():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (400,), generator=generator)
+    logits = torch.randn(400, 3, generator=generator, dtype=torch.float64) + 2 * torch.eye(3)[labels]
+    figures = figures_of(logits.softmax(1), labels, ("a", "b", "c"))
+    for rates in figures.classes[1].curve:
+        answers = decision(thresholds=(None, rates.threshold, None), floor=None).labels(Answers(logits))
+        assert float((answers[labels == 1] == 1).double().mean()) == pytest.approx(rates.sensitivity)
+        assert float((answers[labels != 1] != 1).double().mean()) == pytest.approx(rates.specificity)
 
 
 def test_an_unfamiliar_image_shows_none_of_the_classes():
     answers = Answers(torch.eye(3) * 5, torch.tensor([0.9, 1.0, 3.0]))
     assert decision().labels(answers).tolist() == [NONE, 1, 2]
     assert decision(floor=None).labels(answers).tolist() == [0, 1, 2]
-    assert decision(thresholds=None).labels(answers).tolist() == [NONE, 1, 2]
+    assert decision(thresholds=(None,) * 3).labels(answers).tolist() == [NONE, 1, 2]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +98,7 @@ def chosen(knowing, tmp_path) -> Path:
     decision(
         model=hashlib.sha256(path.read_bytes()).hexdigest(),
         classes=digits,
-        thresholds=tuple(0.05 + 0.9 * index / len(digits) for index in range(len(digits))),
+        thresholds=(0.05, 0.9, *[None] * (len(digits) - 2)),
         floor=float(familiarity.median()),
     ).write(decision_path(path))
     return path
@@ -122,7 +138,8 @@ def test_a_model_answers_by_the_thresholds_beside_it(chosen):
     model = load_model(chosen)
     answers = model.answers(images())
     probabilities = answers.logits.softmax(1)
-    best = (probabilities / torch.tensor(model.decision.thresholds)).argmax(1)
+    (best,) = zip(*(by_the_rule(row, model.decision.thresholds) for row in probabilities.tolist()), strict=True)
+    best = torch.tensor(best)
     unknown = answers.familiarity < model.decision.floor
     assert model.decide(images()).tolist() == torch.where(unknown, NONE, best).tolist()
     assert 0 < int(unknown.sum()) < len(unknown)
@@ -130,7 +147,7 @@ def test_a_model_answers_by_the_thresholds_beside_it(chosen):
         name = model.task.classes[int(best[index])]
         assert (row["class"], row["known"]) == ((None, False) if unknown[index] else (name, True))
         assert row["top"][0]["class"] == row.get("nearest", row["class"]) == name
-        assert row["top"][0]["threshold"] == model.decision.thresholds[int(best[index])]
+        assert row["top"][0].get("threshold") == model.decision.thresholds[int(best[index])]
     decision_path(chosen).unlink()
     plain = load_model(chosen)
     assert plain.decide(images()).tolist() == plain.predict(images()).tolist()
@@ -147,7 +164,8 @@ def test_onnx_names_the_same_classes(chosen, tmp_path):
     assert np.allclose(familiarity, answers.familiarity.numpy(), atol=1e-3)
     told = session.get_modelmeta().custom_metadata_map
     assert float(told["least_familiarity"]) == model.decision.floor
-    assert tuple(map(float, told["thresholds"].splitlines())) == model.decision.thresholds
+    limits = [float(line) if line else None for line in told["thresholds"].split("\n")]
+    assert limits == list(model.decision.thresholds)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +173,8 @@ def test_onnx_names_the_same_classes(chosen, tmp_path):
     [
         ({"model": "1" * 64}, "another model"),
         ({"classes": ("x", "y")}, "classes are not"),
-        ({"thresholds": (0.5, 0.5)}, "one threshold"),
-        ({"thresholds": tuple([0.5] * 9 + [1.0])}, "one threshold"),
+        ({"thresholds": (0.5, 0.5)}, "for each class"),
+        ({"thresholds": tuple([0.5] * 9 + [1.0])}, "for each class"),
         ({"floor": "low"}, "floor"),
         ({"surprise": 1}, "surprise"),
     ],

@@ -102,8 +102,8 @@ fetch("/about").then((reply) => reply.json()).then((about) => {
   const kind = about.image.channels === 1 ? "grey" : "colour";
   const told = [about.classes.length + " classes; every image is brought to " + about.image.size + "x" + about.image.size
     + " " + kind + ". Pictures stay on the machine that serves this page."];
-  if (about.thresholds) {
-    told.push("A class is chosen by its probability divided by its threshold, the line in its bar.");
+  if (about.thresholds && about.thresholds.some((threshold) => threshold !== null)) {
+    told.push("A class with a threshold, the line in its bar, is the answer as soon as its probability reaches it.");
   }
   told.push(about.keeps === null
     ? "Every image gets a class, also one that shows none of them."

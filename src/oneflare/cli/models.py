@@ -33,8 +33,8 @@ def predict(
 ) -> None:
     """Classify images: print the class of each and its probability.
 
-    The class is the most likely one, or where the coordinator has chosen thresholds, the one with the largest
-    probability divided by its threshold; an image that the members do not know then shows none of the known classes.
+    The class is the most likely one. Where the coordinator has chosen thresholds, a class is the answer as soon as its
+    probability reaches its threshold, and an image that the members do not know shows none of the known classes.
     If an image cannot be read, the others are still classified, and the exit code is 2.
 
     [bold]Examples[/bold]

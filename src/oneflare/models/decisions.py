@@ -25,6 +25,8 @@ NONE = -1
 """label of an image that shows none of the known classes"""
 KIND = "thresholds"
 SUFFIX = ".thresholds.json"
+STEP = 1e4
+"""farther apart than any two log(p / t)"""
 SIZE_LIMIT = 1 << 24
 REMEDY = "ask the coordinator for the file again, or remove it: the model then answers with its most likely class"
 
@@ -33,16 +35,18 @@ REMEDY = "ask the coordinator for the file again, or remove it: the model then a
 class Decision:
     """How the probabilities of one model become one answer.
 
-    The answer is the class with the largest p_c / t_c: equal thresholds t leave the most likely class, and with two
-    classes whose thresholds sum to 1 the first is chosen if p_1 > t_1. An image whose familiarity is below `floor`
-    shows none of the known classes.
+    A class that has a threshold t is the answer where its probability reaches t; of several, the one with the largest
+    p / t. Where none reaches its threshold, the answer is the most likely class without a threshold, or if all classes
+    have one, the class with the largest p / t. A single class with a threshold therefore has exactly the sensitivity
+    and the specificity that members measured at t (`metrics.figures.ThresholdRates`), whatever the other classes do. An
+    image whose familiarity is below `floor` shows none of the known classes.
     """
 
     model: str
     """SHA-256 of the model's file"""
     classes: tuple[str, ...]
-    thresholds: tuple[float, ...] | None
-    """t_c of every class, above 0 and below 1; None: the most likely class"""
+    thresholds: tuple[float | None, ...]
+    """t of every class, above 0 and below 1, or None"""
     floor: float | None
     """least familiarity of a known image; None: every image gets a class"""
     keeps: float | None
@@ -56,9 +60,12 @@ class Decision:
     """when, UTC"""
 
     def scores(self, logits: Tensor) -> Tensor:
-        """log(p_c / t_c), `(n, C)`"""
-        scores = logits.log_softmax(1)
-        return scores if self.thresholds is None else scores - torch.tensor(self.thresholds).log().to(scores)
+        """Numbers `(n, C)` by which classes are ordered, the answer first: log(p / t), in three steps."""
+        shares = logits.log_softmax(1).double()
+        has = torch.tensor([threshold is not None for threshold in self.thresholds])
+        limits = torch.tensor([1.0 if one is None else one for one in self.thresholds], dtype=torch.float64).log()
+        ratios = shares - limits
+        return ratios + STEP * torch.where(has, 2.0 * (ratios >= 0), 1.0)
 
     def unknown(self, familiarity: Tensor | None, images: int) -> Tensor:
         """`(n,)` whether an image shows none of the known classes"""
@@ -106,11 +113,9 @@ def _misfit(decision: Decision, model: GlobalModel, sha256: str) -> str | None:
         return "its thresholds were chosen for another model"
     if decision.classes != model.task.classes:
         return "its classes are not the model's"
-    thresholds = decision.thresholds
-    if thresholds is not None and (
-        len(thresholds) != len(decision.classes) or not all(0 < value < 1 for value in thresholds)
-    ):
-        return "it does not have one threshold between 0 and 1 for each class"
+    given = [threshold for threshold in decision.thresholds if threshold is not None]
+    if len(decision.thresholds) != len(decision.classes) or not all(0 < threshold < 1 for threshold in given):
+        return "it does not have, for each class, a threshold between 0 and 1 or none"
     if decision.floor is not None and model.familiarity_bound is None:
         return "this model cannot tell unknown images"
     if decision.floor is not None and not math.isfinite(decision.floor):

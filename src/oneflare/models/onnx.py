@@ -153,8 +153,8 @@ def _metadata(model: GlobalModel) -> dict[str, str]:
     """What programs that run the graph can read of it: classes, and how labels are chosen, a class on each line."""
     told = {"classes": "\n".join(model.task.classes), "producer": "oneflare"}
     decision = model.decision
-    if decision is not None and decision.thresholds is not None:
-        told["thresholds"] = "\n".join(map(repr, decision.thresholds))
+    if decision is not None:
+        told["thresholds"] = "\n".join("" if limit is None else repr(limit) for limit in decision.thresholds)
     if decision is not None and decision.floor is not None:
         told["least_familiarity"] = repr(decision.floor)
     return told
@@ -203,6 +203,9 @@ def _check_labels(model: GlobalModel, session: Any) -> None:
     found = torch.from_numpy(session.run([LABELS], {INPUT: images.numpy()})[0])
     best = decision.scores(answers.logits).topk(2, 1).values
     clear = (best[:, 0] - best[:, 1]) > TOLERANCE
+    shares = answers.logits.softmax(1)
+    for label, limit in enumerate(decision.thresholds):
+        clear &= True if limit is None else (shares[:, label] - limit).abs() > TOLERANCE
     if decision.floor is not None and answers.familiarity is not None:
         clear &= (answers.familiarity - decision.floor).abs() > TOLERANCE
     if bool((found != decision.labels(answers))[clear].any()):

@@ -70,8 +70,9 @@ def read_images(model: GlobalModel, files: Sequence[Path]) -> tuple[torch.Tensor
 def described(model: GlobalModel, answers: Answers, most: int = TOP) -> list[dict[str, Any]]:
     """A row per image: its class, the probability of it, and the best classes in order.
 
-    Where the model has thresholds, classes are ordered by p / t and each carries its t. Where it can tell unknown
-    images, `known` says which one an image is; the class of an unknown one is None, and `nearest` names the best.
+    Where the model has thresholds, classes are in the order of `Decision.scores` and carry their thresholds. Where it
+    can tell unknown images, `known` says which one an image is; the class of an unknown one is None, and `nearest`
+    names the best.
     """
     decision, classes = model.decision, model.task.classes
     probabilities = answers.logits.softmax(1)
@@ -80,8 +81,9 @@ def described(model: GlobalModel, answers: Answers, most: int = TOP) -> list[dic
     rows = []
     for index, order in enumerate(scores.topk(min(most, len(classes))).indices.tolist()):
         top = [{"class": classes[label], "probability": float(probabilities[index, label])} for label in order]
-        if decision is not None and decision.thresholds is not None:
-            top = [{**one, "threshold": decision.thresholds[label]} for one, label in zip(top, order, strict=True)]
+        if decision is not None:
+            limits = [decision.thresholds[label] for label in order]
+            top = [one if t is None else {**one, "threshold": t} for one, t in zip(top, limits, strict=True)]
         row: dict[str, Any] = {"class": top[0]["class"], "probability": top[0]["probability"], "top": top}
         if decision is not None and decision.floor is not None and unknown is not None:
             row["known"] = not bool(unknown[index])

@@ -266,7 +266,7 @@ def build_app(
             "use": "" if card is None else card.use,
             "limits": [] if card is None else list(card.limits),
             "classes": list(task.classes),
-            "thresholds": None if decision is None or decision.thresholds is None else list(decision.thresholds),
+            "thresholds": None if decision is None else list(decision.thresholds),
             "keeps": None if decision is None or decision.floor is None else decision.keeps,
             "image": {"channels": image.channels, "size": image.size},
         }
