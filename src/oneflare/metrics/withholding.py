@@ -77,22 +77,25 @@ def _small_cells(sizes: Array, counts: Array, classes: Array, limit: int) -> Arr
 
 
 def _revealed(cells: Array, classes: Array, free: Array) -> set[int]:
-    """Columns with a known sum that have a withheld cell whose number follows from known sums.
+    """Columns whose sums let a withheld cell be calculated, and which must therefore become free of a known sum.
 
     Withheld cells are the edges of a graph between rows and columns. A number follows from the sums exactly where its
-    edge is a bridge, after all columns without a known sum have become one node. Rows of withheld classes have cells
-    in every column and at least one other such row, so theirs are never bridges.
+    edge is a bridge, after all columns without a known sum have become one node. Rows of withheld classes are one node
+    too, with at least two cells in every column, so theirs are never bridges.
     """
     number = len(cells)
-    edges = []
-    for row, column in np.argwhere(cells & ~classes[:, None]).tolist():
-        edges.append((row, 2 * number if free[column] else number + column))
-    hidden = number * 2 + 1
-    for column in range(number) if classes.any() else ():
-        node = 2 * number if free[column] else number + column
-        edges += [(hidden, node), (hidden, node)]
-    bridges = _bridges(2 * number + 2, edges)
-    return {node - number for _, node in bridges if number <= node < 2 * number}
+    outside, hidden = 2 * number, 2 * number + 1
+
+    def node(column: int) -> int:
+        return outside if free[column] else number + column
+
+    edges = [(row, node(column)) for row, column in np.argwhere(cells & ~classes[:, None]).tolist()]
+    edges += [(hidden, node(column)) for column in range(number) if classes.any() for _ in range(2)]
+    found = set()
+    for row, target in _bridges(2 * number + 2, edges):
+        known = [column for column in np.flatnonzero(cells[row]).tolist() if not free[column]]
+        found.add(target - number if target != outside else known[0])
+    return found
 
 
 def _bridges(nodes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
