@@ -80,7 +80,7 @@ def known_key(file: Path, given: str | None) -> TrustedKey | None:
     """The key to check a file with: the given one (itself or its file), else that of the charter beside the file."""
     if given is not None:
         return TrustedKey(public_key_of(given), "--key")
-    folder = file.parent.parent if file.parent.name == MODELS else file.parent
+    folder = federation_of(file)
     if not (folder / FILE).is_file():
         return None
     charter = read_charter(folder)
@@ -88,3 +88,10 @@ def known_key(file: Path, given: str | None) -> TrustedKey | None:
     if key is None:
         return None
     return TrustedKey(key, str(folder / FILE), charter.fingerprint)
+
+
+def federation_of(file: Path) -> Path:
+    """The folder in which a federation's charter lies, if the file is one of its models or belongs to a version."""
+    folder = file.parent.parent if file.parent.name == MODELS else file.parent
+    version = folder.parent.name == MODELS and folder.name.isdecimal()
+    return folder.parent.parent if version else folder
