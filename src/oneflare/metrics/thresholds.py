@@ -38,7 +38,7 @@ def least_familiarity(kept: Sequence[float], bound: float, keep: float) -> float
 
 
 def threshold_for(one: ClassFigures, rate: Rate, least: float) -> ThresholdRates:
-    """The threshold at which a class has at least this sensitivity (specificity) and the best specificity (sensitivity).
+    """The threshold that gives a class at least this sensitivity (specificity), with the best specificity (sensitivity).
 
     Only thresholds at which members tell their rates are looked at.
     """
