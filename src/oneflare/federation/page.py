@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,26 @@ from oneflare.federation.charter import FILE, Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused
 from oneflare.federation.recording import check_log
 from oneflare.federation.result import Change, FederationResult
+from oneflare.federation.story import federation_story
+from oneflare.federation.verdict import RULE
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import known_key, sign_card
 from oneflare.models.sealing import check_seal
-from oneflare.report import figures
+from oneflare.report.rendering import render_page
 
 RESULT_BYTES = 1 << 28
+SCRIPTS = ("chart.js", "federation.js", "frame.js")
+STYLES = ("page.css", "federation.css")
+SECTIONS = (
+    ("classes", "Class by class"),
+    ("members", "Member by member"),
+    ("absent", "Who is not in"),
+    ("timeline", "What happened"),
+    ("versions", "Versions"),
+    ("privacy", "What left the members"),
+    ("limits", "Use, limits, terms"),
+    ("rule", "How it is judged"),
+)
 FEW = 20
 """a class with fewer images than this, over all members, is named in the limits"""
 
@@ -44,35 +56,28 @@ def write_card(fused: FusedFederation) -> Path:
 
 
 def write_federation_page(fused: FusedFederation) -> Path:
-    from jinja2 import Environment
-
-    source = resources.files("oneflare.federation").joinpath("page.html.j2").read_text()
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    content = fused.content
-    page = environment.from_string(source).render(
-        charter=fused.charter,
-        content=content,
-        fingerprint=short(fused.charter.fingerprint),
-        limits=limits(fused.charter, content),
+    """The page that says whether to deploy the model, beside it."""
+    charter, content = fused.charter, fused.content
+    log = check_log(fused.files.folder, charter)
+    story = federation_story(charter, fused.files, content, limits(charter, content), log)
+    page = render_page(
+        "federation.html.j2",
+        story.to_dict(),
+        SCRIPTS,
+        STYLES,
+        title=f"Federation {charter.name}",
+        story=story,
+        sections=SECTIONS,
+        folder=fused.files.folder.name,
+        fingerprint=short(charter.fingerprint),
+        terms=charter.to_yaml(),
         change=change_lines(content.change),
-        figure=None if content.table is None else _owners(content.table, content.classes),
-        terms=fused.charter.to_yaml(),
-        log=check_log(fused.files.folder, fused.charter),
+        tests={str(one.member): one.test for one in content.scores or ()},
+        rule=RULE,
+        size_text=size_text,
     )
     write_text(fused.files.report, page)
     return fused.files.report
-
-
-def _owners(table: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
-    """Images per member and class, as SVG text."""
-    import matplotlib as mpl
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "oneflare", "svg.fonttype": "none", "font.size": 9}):
-        figure = figures.client_class({"table": table, "classes": classes})
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
 
 
 def limits(charter: Charter, content: FederationResult) -> list[str]:

@@ -34,11 +34,11 @@ def kept_shares(familiarity: Tensor, bound: float, smallest_group: int = 1) -> t
 
 def least_familiarity(kept: Sequence[float], bound: float, keep: float) -> float:
     """The highest level at which at least the share `keep` of known images is kept."""
-    return max(level for level, share in zip(levels(bound).tolist(), kept, strict=True) if share >= keep)
+    return max(float(level) for level, share in zip(levels(bound).tolist(), kept, strict=True) if share >= keep)
 
 
 def threshold_for(one: ClassFigures, rate: Rate, least: float) -> ThresholdRates:
-    """The threshold that gives a class at least this sensitivity (specificity), with the best specificity (sensitivity).
+    """The threshold that gives a class at least this sensitivity and the best specificity, or the other way round.
 
     Only thresholds at which members tell their rates are looked at.
     """
