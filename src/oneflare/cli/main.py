@@ -18,6 +18,7 @@ from oneflare.cli import (
     client,
     commands,
     doctor,
+    evaluating,
     flower,
     fusing,
     keys,
@@ -29,6 +30,7 @@ from oneflare.cli import (
     reporting,
     study,
     trust,
+    versions,
 )
 from oneflare.core.frames import own_lines
 from oneflare.core.plain import plain
@@ -107,11 +109,14 @@ app.command("explain", rich_help_panel="Look")(laboratory.explain)
 app.command("schedule", rich_help_panel="Look")(laboratory.schedule)
 app.command("lambda", rich_help_panel="Look")(laboratory.lambda_picture)
 app.command("predict", rich_help_panel="Use a model")(models.predict)
-app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
+app.command("evaluate", rich_help_panel="Use a model")(evaluating.evaluate)
 app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
 keys.server.command("roster")(masked.roster)
 keys.server.command("missing")(masked.missing)
+keys.server.command("scores")(versions.scores)
+keys.server.command("versions")(versions.versions)
+keys.server.command("rollback")(versions.rollback)
 keys.client.command("join")(masked.join)
 keys.client.command("release")(masked.release)
 app.add_typer(keys.server, name="server", rich_help_panel="Federate")
