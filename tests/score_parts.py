@@ -13,13 +13,13 @@ CLASSES = ("benign", "melanoma", "naevus")
 
 
 def answers(labels: torch.Tensor, classes: int, right: float, seed: int) -> torch.Tensor:
-    """Probabilities `(n, C)` of which about the share `right` has its highest value at the true class."""
+    """Logits `(n, C)` of which about the share `right` has its highest value at the true class."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(labels), classes, generator=generator, dtype=torch.float64)
     hit = torch.rand(len(labels), generator=generator) < right
     target = torch.where(hit, labels, (labels + 1 + torch.arange(len(labels)) % (classes - 1)) % classes)
     logits[torch.arange(len(labels)), target] += 3 + torch.rand(len(labels), generator=generator)
-    return logits.softmax(1)
+    return logits
 
 
 def example_scores(

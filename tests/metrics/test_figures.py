@@ -38,8 +38,8 @@ def test_areas_are_scikit_learns_also_with_ties(pairs):
 
 def test_all_figures_are_scikit_learns():
     labels = labels_of(30, 20, 25, 0)
-    shares = answers(labels, 4, 0.8, seed=3)
-    found, predicted = figures_of(shares, labels, NAMES), shares.argmax(1)
+    logits = answers(labels, 4, 0.8, seed=3)
+    found, predicted, shares = figures_of(logits, labels, NAMES), logits.argmax(1), logits.softmax(1)
     table = reference.confusion_matrix(labels, predicted, labels=range(4))
     assert np.array_equal(found.confusion, table)
     assert found.accuracy == wilson(reference.accuracy_score(labels, predicted), 75)
@@ -61,6 +61,14 @@ def test_all_figures_are_scikit_learns():
     assert (empty.support, empty.sensitivity, empty.auroc, empty.curve) == (0, None, None, ())
     assert found.weakest.sensitivity.value == min(told)
     assert sum(one.count for one in found.reliability) == 75
+
+
+def test_areas_do_not_lose_images_whose_probability_rounds_to_one():
+    """Images with probabilities of 1 - 1e-20 and 1 - 1e-30 are still in order."""
+    labels, logits = labels_of(2, 2), torch.tensor([[70.0, 0.0], [60.0, 0.0], [46.0, 0.0], [0.0, 1.0]])
+    assert torch.equal(logits[:3].double().softmax(1)[:, 0], torch.ones(3, dtype=torch.double))
+    found = figures_of(logits, labels, "ab")
+    assert found.classes[0].auroc.value == found.classes[1].auroc.value == 1.0
 
 
 def test_patients_widen_every_interval_and_move_no_value():

@@ -1,4 +1,4 @@
-"""Commands for a finished model: predict, evaluate, export, serve."""
+"""Commands for a finished model: predict, export, serve."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.client import ImageColumn, LabelColumn, PatientColumn
 from oneflare.cli.commands import Json
 from oneflare.cli.loading import FusionName, Key, Model, card_of, load
 
@@ -89,67 +88,6 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
         known = ("yes" if row["known"] else "no") if "known" in row else ""  # empty where nobody can tell
         cells = {name: csv_cell(row.get(name) or "") for name in ("image", "class", "nearest", "error")}
         writer.writerow([cells["image"], cells["class"], shown, known, cells["nearest"], cells["error"]])
-
-
-def evaluate(
-    model: Model,
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            "-d",
-            help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
-            "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
-        ),
-    ],
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    patient_column: PatientColumn = None,
-    fusion: FusionName = None,
-    key: Key = None,
-    json: Json = False,
-) -> None:
-    """Measure a model on labelled images: accuracy, balanced accuracy, accuracy of each class, calibration.
-
-    [bold]Examples[/bold]
-
-      oneflare evaluate federation --data held-out
-
-      oneflare evaluate runs/demo --fusion average --data held-out
-
-      oneflare evaluate north.safetensors --data held-out      # an upload: that member alone
-    """
-    from oneflare.cli import show
-    from oneflare.cli.progress import progress
-    from oneflare.data.local import class_table, read_local
-    from oneflare.data.tables import Columns
-    from oneflare.metrics import score
-    from oneflare.nn.hardware import choose_device
-    from oneflare.simulation.features import reader_of
-
-    loaded = load(model, fusion, key)
-    task = loaded.task
-    columns = Columns(image_column, label_column, patient_column)
-    with progress(enabled=not json, table=False) as watching:
-        reader = reader_of(task.image, choose_device("auto").type, watching)
-        local = read_local(data, task.classes, task.image, columns=columns, part="test", reader=reader)
-    scores = score(loaded.logits(local.split.images), local.split.labels)
-    counts = class_table(local.split.labels, task.classes)
-    if json:
-        show.as_json({"model": str(model), "data": str(data), "images": counts, **scores.to_dict()})
-        return
-    for note in local.notes:
-        show.note(f"note: {note}")
-    for remark in loaded.remarks():
-        show.note(f"warning: {remark}")
-    show.line(
-        f"{sum(counts.values())} images: accuracy {100 * scores.accuracy:.1f} %, balanced "
-        f"{100 * scores.balanced_accuracy:.1f} %, worst class {100 * scores.worst_class:.1f} %, "
-        f"calibration error {100 * scores.calibration_error:.1f} %"
-    )
-    width = max(len(name) for name in task.classes)
-    for (name, count), recall in zip(counts.items(), scores.per_class, strict=True):
-        show.line(f"  {name:<{width}}  " + (f"{100 * recall:5.1f} % of {count}" if recall is not None else "no image"))
 
 
 def export(

@@ -77,8 +77,8 @@ def thresholds(
         return
     for name, rates in chosen.rates.items():
         show.line(
-            f"{name}: the answer from a probability of {rates.threshold:g}; sensitivity {100 * rates.sensitivity:.1f} %, "
-            f"specificity {100 * rates.specificity:.1f} %"
+            f"{name}: the answer from a probability of {rates.threshold:g} on; sensitivity "
+            f"{100 * rates.sensitivity:.1f} %, specificity {100 * rates.specificity:.1f} %"
         )
     if chosen.decision.floor is not None:
         show.line(f"none of the known classes: below a familiarity of {chosen.decision.floor:.3g}; keeps {keep:.0%}")

@@ -18,7 +18,7 @@ from oneflare.core.strict import strict_json
 from oneflare.errors import RunError
 from oneflare.metrics.figures import Comparison, ModelFigures
 from oneflare.metrics.pooling import pool, pool_comparisons, untold
-from oneflare.upload.signing import SigningKey, verify
+from oneflare.upload.signing import SigningKey
 
 MESSAGE = b"oneflare scores "
 SIZE_LIMIT = 1 << 24
@@ -62,6 +62,8 @@ class MemberScores:
             raise ValueError("smallest_group is at least 1")
         if (self.alone is None) != (self.own is None) or (self.alone is None) != (self.comparison is None):
             raise ValueError("figures of the member's own model, its digest and the comparison belong together")
+        if (self.key is None) != (self.signature is None) and self.signature is not None:
+            raise ValueError("a signature belongs to a key")
         alone = self.alone
         if not all(figures.complete for figures in (self.together, alone) if figures is not None):
             raise ValueError("the figures of the classes do not add up to the images of the test")
@@ -86,13 +88,6 @@ class MemberScores:
     def signed(self, key: SigningKey) -> MemberScores:
         named = replace(self, key=key.public, signature=None)
         return replace(named, signature=key.sign(named.digest, MESSAGE))
-
-    @property
-    def genuine(self) -> bool:
-        """Whether the owner of the key in it has signed it as it is."""
-        if self.key is None or self.signature is None:
-            return False
-        return verify(self.key, self.signature, self.digest, MESSAGE)
 
 
 def read_scores(path: Path) -> MemberScores:

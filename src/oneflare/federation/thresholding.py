@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oneflare.core.files import exclusive
 from oneflare.errors import ConfigError, RunError, did_you_mean
-from oneflare.federation.charter import Charter, read_charter
+from oneflare.federation.charter import read_charter
 from oneflare.federation.coordinator import FusedFederation, read_fused
 from oneflare.federation.identity import now
 from oneflare.federation.log import Event
@@ -16,12 +16,12 @@ from oneflare.federation.recording import write_down
 from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import PooledScores
 from oneflare.federation.versions import FederationFiles
-from oneflare.federation.vouching import coordinator_key, known_key
+from oneflare.federation.vouching import coordinator_key, known_key, sign_thresholds
 from oneflare.metrics.figures import ThresholdRates
 from oneflare.metrics.thresholds import Rate, least_familiarity, threshold_for
 from oneflare.models import GlobalModel, load_model
-from oneflare.models.decisions import KIND, Decision, decision_path
-from oneflare.models.sealing import seal, seal_path
+from oneflare.models.decisions import Decision, decision_path
+from oneflare.models.sealing import seal_path
 
 WAIT_SECONDS = 60.0
 
@@ -114,13 +114,6 @@ def drop_thresholds(folder: Path) -> FusedFederation:
     return FusedFederation(charter, files, content)
 
 
-def sign_thresholds(charter: Charter, folder: Path, content: FederationResult) -> None:
-    """Sign the thresholds beside the model in use, where there are any and the key is here."""
-    path, key = decision_path(folder / content.own.model), coordinator_key(charter, folder)
-    if key is not None and path.exists():
-        seal(path, key, kind=KIND, federation=charter.fingerprint, signed=content.fused)
-
-
 def _without(path: Path) -> None:
     path.unlink(missing_ok=True)
     seal_path(path).unlink(missing_ok=True)
@@ -130,8 +123,8 @@ def _scores(folder: Path, content: FederationResult) -> PooledScores:
     pooled = content.pooled
     if pooled is None:
         raise RunError(
-            f"{folder}: no member has sent scores of this model yet; members run `oneflare evaluate MODEL --data FOLDER "
-            f"--out scores.json`, and `oneflare server scores {folder} FILE` takes them in"
+            f"{folder}: no member has sent scores of this model yet; members run `oneflare evaluate MODEL --data "
+            f"FOLDER --out scores.json`, and `oneflare server scores {folder} FILE` takes them in"
         )
     return pooled
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from oneflare.errors import DataError
@@ -141,16 +142,16 @@ class Answers:
 
 
 def figures_of(
-    probabilities: Tensor, labels: Tensor, names: Sequence[str], patients: Tensor | None = None, smallest_group: int = 1
+    logits: Tensor, labels: Tensor, names: Sequence[str], patients: Tensor | None = None, smallest_group: int = 1
 ) -> ModelFigures:
-    """What may be told of a model's answers. probabilities `(n, C)`, labels and patients `(n,)`.
+    """What may be told of a model's answers. logits `(n, C)`, labels and patients `(n,)`.
 
     smallest_group: figures of fewer images, or patients where they are known, are withheld; 1 withholds nothing.
     """
     test = Answers.of(labels, patients)
     _enough(test, smallest_group)
-    shares = probabilities.double().numpy()
-    predicted = shares.argmax(1)
+    probabilities = logits.double().softmax(1)
+    shares, ranks, predicted = probabilities.numpy(), _odds(logits.double()).numpy(), logits.argmax(1).numpy()
     everything = np.ones(len(predicted), dtype=bool)
     counts, sizes = _confusion(test, predicted, len(names))
     hidden = withhold(sizes, counts, smallest_group)
@@ -165,7 +166,7 @@ def figures_of(
             patients_of = None if test.patients is None else 0
             classes.append(ClassFigures(name, 0, patients_of, None, told, None, None, ()))
         else:
-            classes.append(_class(name, test, shares[:, label], own, predicted == label))
+            classes.append(_class(name, test, own, _Answered(shares[:, label], ranks[:, label], predicted == label)))
             if hidden.specificities[label]:
                 classes[-1] = _without_specificity(classes[-1])
     told_rates = [one.sensitivity for one in classes if one.sensitivity is not None]
@@ -183,7 +184,7 @@ def figures_of(
 
 
 def compared(together: Tensor, alone: Tensor, labels: Tensor, patients: Tensor | None = None) -> Comparison:
-    """The federation's model against the member's own on the same images, from the probabilities of both `(n, C)`."""
+    """The federation's model against the member's own on the same images, from the logits of both `(n, C)`."""
     right, before = (one.argmax(1) == labels for one in (together, alone))
     better, worse = int((right & ~before).sum()), int((before & ~right).sum())
     number = len(labels) if patients is None else len(patients.unique())
@@ -216,21 +217,41 @@ def _share(test: Answers, hit: Array, rows: Array) -> Measured:
     return wilson(float(hit[rows].mean()), test.number(rows))
 
 
-def _class(name: str, test: Answers, scores: Array, own: Array, answered: Array) -> ClassFigures:
+@dataclass(frozen=True)
+class _Answered:
+    """What the model says of one class, each `(n,)`."""
+
+    shares: Array
+    """its probability"""
+    ranks: Array
+    """what orders the images by it; unlike the probability, it is never rounded to 0 or 1"""
+    hit: Array
+    """whether the class is the answer"""
+
+
+def _odds(logits: Tensor) -> Tensor:
+    """`(n, C)` log(p / (1 - p)) = logit - log of the sum of the exponentials of the others"""
+    columns = torch.arange(logits.shape[1])
+    others = [logits[:, columns != label].logsumexp(1) for label in range(logits.shape[1])]
+    return logits - torch.stack(others, 1)
+
+
+def _class(name: str, test: Answers, own: Array, said: _Answered) -> ClassFigures:
     others = ~own
     support, positives = int(own.sum()), test.number(own)
     specificity = area = precision = None
     curve: tuple[ThresholdRates, ...] = ()
     if others.any():
-        negatives = test.number(others)
-        specificity = _share(test, ~answered, others)
-        area = rank_interval(auroc(scores, own), positives, negatives)
-        precision = wilson(average_precision(scores, own), positives)
+        specificity = _share(test, ~said.hit, others)
+        area = rank_interval(auroc(said.ranks, own), positives, test.number(others))
+        precision = wilson(average_precision(said.ranks, own), positives)
         curve = tuple(
-            ThresholdRates(limit, float((scores[own] >= limit).mean()), float((scores[others] < limit).mean()))
+            ThresholdRates(
+                limit, float((said.shares[own] >= limit).mean()), float((said.shares[others] < limit).mean())
+            )
             for limit in THRESHOLDS
         )
-    sensitivity = _share(test, answered, own)
+    sensitivity = _share(test, said.hit, own)
     patients = None if test.patients is None else positives
     return ClassFigures(name, support, patients, sensitivity, specificity, area, precision, curve)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oneflare.core.files import read_regular, write_json
-from oneflare.core.records import parse_record, record_to_dict
+from oneflare.core.records import parse_record, read_record, record_to_dict
 from oneflare.core.strict import strict_json
 from oneflare.errors import RunError
 from oneflare.models.base import Answers, GlobalModel
@@ -85,6 +85,14 @@ class Decision:
 def decision_path(model: Path) -> Path:
     """The file with the thresholds of a model's file."""
     return model.with_suffix(SUFFIX)
+
+
+def is_for(path: Path, sha256: str) -> bool:
+    """Whether the thresholds in a file are for the model with this digest; of a damaged file they are for none."""
+    try:
+        return read_record(Decision, path, REMEDY).model == sha256
+    except RunError:
+        return False
 
 
 def read_decision(

@@ -26,7 +26,7 @@ from oneflare.federation.flower.nodes import read_nodes  # noqa: E402
 from oneflare.federation.identity import identify  # noqa: E402
 from oneflare.federation.intake import Intake, take_in  # noqa: E402
 from oneflare.federation.member import charter_reader  # noqa: E402
-from oneflare.federation.page import write_card, write_federation_page  # noqa: E402
+from oneflare.federation.publishing import publish  # noqa: E402
 from oneflare.federation.versions import FederationFiles  # noqa: E402
 from oneflare.simulation.engines.flower.gather import Gathered, Terms, gather  # noqa: E402
 from oneflare.simulation.engines.flower.records import UPLOAD, question, read_answer  # noqa: E402
@@ -144,8 +144,7 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
             + (f" ({reasons})" if reasons else "")
         )
     fused = fuse_federation(settings.federation, uploads=inbox, rules=rules, test=held_out, observer=observer)
-    write_card(fused)
-    write_federation_page(fused)
+    publish(fused)
     for name, made in fused.content.fusions.items():
         measured = f", accuracy {100 * made.scores.accuracy:.1f} %" if made.scores else ""
         observer.note(f"{name}: {settings.federation / made.model}{measured}")
