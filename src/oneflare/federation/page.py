@@ -105,7 +105,7 @@ def limits(charter: Charter, content: FederationResult) -> list[str]:
         lines.append("Class counts were withheld: nobody can say which classes are rare.")
     if content.missing:
         lines.append(f"Admitted members that sent no usable upload: {_listed(content.missing)}.")
-    if content.test_images is None:
+    if content.test_images is None and not content.scores:
         lines.append("Its accuracy has not been measured here; `oneflare evaluate MODEL --data FOLDER` does.")
     image = charter.inputs.decoded
     kind = "grey" if image.channels == 1 else "colour"

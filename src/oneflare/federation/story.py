@@ -159,7 +159,7 @@ def federation_story(
         classes=_classes(content, decision),
         never=tuple(_never(content, decision)),
         limits=tuple(limits),
-        absent=tuple(_absent(content)),
+        absent=tuple(_absent(content, log.entries)),
         steps=tuple(map(_step, log.entries[-LINES:])),
         log=log,
         first=first,
@@ -225,8 +225,8 @@ def _never(content: FederationResult, decision: Decision | None) -> list[str]:
     return lines
 
 
-def _absent(content: FederationResult) -> list[Absent]:
-    """Who is not in the model and why, and whose upload is suspect."""
+def _absent(content: FederationResult, entries: Sequence[Entry]) -> list[Absent]:
+    """Who is not in the model and why, and whose upload is suspect. entries: of the log, which knows older reasons"""
     rows = [
         Absent(verdict.who, verdict.status, verdict.reason, Path(verdict.file).name)
         for verdict in content.verdicts
@@ -239,10 +239,21 @@ def _absent(content: FederationResult) -> list[Absent]:
         if name not in named
     ]
     named |= set(content.removed)
-    rows += [Absent(name, "missing", "sent no usable upload", "") for name in content.missing if name not in named]
+    rows += [_missing(name, entries) for name in content.missing if name not in named]
     rows += [Absent(name, "suspect", why, "") for name, why in content.suspects.items()]
     order = ("suspect", "refused", "late", "removed", "missing", "superseded")
     return sorted(rows, key=lambda row: (order.index(row.status) if row.status in order else len(order), row.who))
+
+
+def _missing(name: str, entries: Sequence[Entry]) -> Absent:
+    """A member without a usable upload: what the log says of the last one that it sent, if it sent any."""
+    told = [entry.details for entry in entries if entry.event == "refused" and entry.details.get("who") == name]
+    if not told:
+        return Absent(name, "missing", "sent no upload", "")
+    status, _, why = str(told[-1].get("reason")).partition(": ")
+    if not why:
+        status, why = "refused", status
+    return Absent(name, status, plain(why, 400), Path(str(told[-1].get("file", ""))).name)
 
 
 def _step(entry: Entry) -> Step:
@@ -262,6 +273,8 @@ def _told(entry: Entry) -> str:
         return f"{who}: {facts.get('reason')}"
     if entry.event == "removed":
         return f"{who} was removed"
+    if entry.event == "scored":
+        return f"{who}: measured the model on {facts.get('images')} images, accuracy {facts.get('accuracy')}"
     if entry.event == "fused":
         names = [str(member).partition(":")[0] for member in facts.get("members", [])]
         return f"model {str(facts.get('model'))[:SHOWN]} made of the uploads of {listed(names, 20)}"
