@@ -93,7 +93,7 @@ def eight_hospitals(root: Path) -> Path:
 
 
 def _train(root: Path, federation: Path, inbox: Path, today: datetime) -> None:
-    """Everybody trains; the clocks of all but one show a day before the deadline, and one file is damaged on the way."""
+    """Everybody trains; the clocks of all but one show a day before the deadline; one file is damaged on its way."""
     clock = member_side.now
     for name in NAMES:
         moment = (today - timedelta(days=0 if name == LATE else 3)).isoformat(timespec="seconds")
