@@ -10,6 +10,7 @@ from typing import Any
 
 from oneflare.core.files import read_regular, write_text
 from oneflare.core.plain import markdown
+from oneflare.federation.card import head, lineage_section, scores_section
 from oneflare.federation.charter import FILE, Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused
 from oneflare.federation.recording import check_log
@@ -100,7 +101,7 @@ def limits(charter: Charter, content: FederationResult) -> list[str]:
         lines.append("Class counts were withheld: nobody can say which classes are rare.")
     if content.missing:
         lines.append(f"Admitted members that sent no usable upload: {_listed(content.missing)}.")
-    if content.test_images is None:
+    if content.test_images is None and content.scores is None:
         lines.append("Its accuracy has not been measured here; `oneflare evaluate MODEL --data FOLDER` does.")
     image = charter.inputs.decoded
     kind = "grey" if image.channels == 1 else "colour"
@@ -169,6 +170,7 @@ def card(charter: Charter, content: FederationResult) -> str:
     """Markdown."""
     own = content.own
     lines = [
+        *head(charter, content),
         f"# Model of the federation {charter.name}",
         "",
         f"Fused {content.fused[:19]} UTC with OneFlare {content.oneflare} from {len(content.members)} "
@@ -209,6 +211,7 @@ def card(charter: Charter, content: FederationResult) -> str:
         lines.append(f"- left out: {markdown(verdict.who)} ({markdown(name)}): {markdown(verdict.reason)}")
     if left_out:
         lines.append("")
+    lines += scores_section(content.pooled)
     lines += [
         "## Method",
         "",
@@ -216,7 +219,7 @@ def card(charter: Charter, content: FederationResult) -> str:
         f"one upload each, fused by {content.headline}: {own.parameters:,} parameters, "
         f"{own.forward_passes} forward pass{'es' if own.forward_passes > 1 else ''} per image.",
         "",
-        "## Measured",
+        "## Measured by the coordinator",
         "",
     ]
     if content.test_images is None:
@@ -232,7 +235,7 @@ def card(charter: Charter, content: FederationResult) -> str:
             assert scores is not None
             shown = (scores.accuracy, scores.balanced_accuracy, scores.worst_class, scores.calibration_error)
             lines.append(f"| {name} | " + " | ".join(f"{100 * figure:.1f}" for figure in shown) + " |")
-    lines += ["", f"Model file `{own.model}`, SHA-256 `{own.sha256}`.", ""]
+    lines += ["", *lineage_section(charter, content)]
     return "\n".join(lines)
 
 
