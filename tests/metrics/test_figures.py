@@ -115,9 +115,7 @@ def known_sums(counts, hidden):
     size = len(counts)
     places = [tuple(place) for place in np.argwhere(hidden.cells)]
     rows = [[float(row == r) for r, _ in places] for row in range(size) if not hidden.classes[row]]
-    rows += [
-        [float(column == c and r != c) for r, c in places] for column in range(size) if not hidden.specificities[column]
-    ]
+    rows += [[float(column == c and r != c) for r, c in places] for column in range(size) if not hidden.classes[column]]
     rows.append([float(r == c) for r, c in places])  # accuracy
     rows.append([1.0] * len(places))  # all images
     return places, np.array(rows)
@@ -147,6 +145,17 @@ def test_no_withheld_cell_follows_from_what_is_told(size, limit, seed):
         unit = np.zeros(len(places))
         unit[index] = 1.0
         assert np.linalg.matrix_rank(np.vstack([equations, unit])) > rank, (row, column)
+
+
+def test_rates_are_told_however_few_errors_there_are():
+    """Otherwise pooled rates would leave out the members at which the model errs."""
+    labels = labels_of(30, 30, 30, 30)
+    logits = torch.eye(4)[labels].double() * 9
+    logits[0] = torch.tensor([0.0, 9.0, 0.0, 0.0])
+    found = figures_of(logits, labels, NAMES, smallest_group=5)
+    assert found.confusion[0][1] is None
+    assert [one.specificity.value for one in found.classes] == [1.0, 89 / 90, 1.0, 1.0]
+    assert [one.sensitivity.value for one in found.classes] == [29 / 30, 1.0, 1.0, 1.0]
 
 
 def test_two_classes_show_their_matrix():

@@ -149,7 +149,7 @@ def federation_story(
 ) -> FederationStory:
     """limits: what a user of the model must know, in sentences; log: as it was found"""
     first, disclosed = _disclosures(files)
-    decision = _decision(files, content)
+    decision = decision_of(files, content)
     return FederationStory(
         charter=charter,
         content=content,
@@ -300,7 +300,7 @@ def _disclosures(files: FederationFiles) -> tuple[tuple[str, ...], tuple[Disclos
     return tuple(first), tuple(fields.values())
 
 
-def _decision(files: FederationFiles, content: FederationResult) -> Decision | None:
+def decision_of(files: FederationFiles, content: FederationResult) -> Decision | None:
     """The thresholds beside the model, if they are for this one."""
     path = decision_path(files.folder / content.own.model)
     if not path.exists():

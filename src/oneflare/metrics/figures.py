@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -162,13 +162,11 @@ def figures_of(
         if hidden.classes[label]:
             classes.append(ClassFigures(name, None, None, None, None, None, None, ()))
         elif not supports[label]:
-            told = None if hidden.specificities[label] else _share(test, predicted != label, everything)
             patients_of = None if test.patients is None else 0
+            told = _share(test, predicted != label, everything)
             classes.append(ClassFigures(name, 0, patients_of, None, told, None, None, ()))
         else:
             classes.append(_class(name, test, own, _Answered(shares[:, label], ranks[:, label], predicted == label)))
-            if hidden.specificities[label]:
-                classes[-1] = _without_specificity(classes[-1])
     told_rates = [one.sensitivity for one in classes if one.sensitivity is not None]
     small = len(names) <= MOST_CLASSES
     return ModelFigures(
@@ -254,11 +252,6 @@ def _class(name: str, test: Answers, own: Array, said: _Answered) -> ClassFigure
     sensitivity = _share(test, said.hit, own)
     patients = None if test.patients is None else positives
     return ClassFigures(name, support, patients, sensitivity, specificity, area, precision, curve)
-
-
-def _without_specificity(one: ClassFigures) -> ClassFigures:
-    """The curve goes too: at a threshold of 0.5 it says nearly the same."""
-    return replace(one, specificity=None, curve=())
 
 
 def _told_cells(counts: Array, hidden: Array) -> tuple[tuple[int | None, ...], ...]:

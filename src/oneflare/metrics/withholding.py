@@ -7,7 +7,11 @@ The rule, for a limit of k (the smallest group):
 - For every other class its number of images and its rates (how many were answered right) are told: they are about k
   images or more. Where the wrong answers went is told in cells of the confusion matrix; a cell with 1 to k - 1 images
   is withheld, and with it at least one other cell of its row.
-- A specificity is the sum of a column. It is withheld where a cell could be calculated from rows and columns.
+- Specificities tell the sums of columns. Where a cell could be calculated from the sums of rows and columns, further
+  cells are withheld until none can.
+
+Rates are thus told or withheld by the size of a class, never by how many of its answers were wrong, so that pooling
+what several members tell has no bias.
 
 Where patients are known, groups are counted in patients. With two classes a row has one wrong answer only, whose number
 follows from the sensitivity; it is told if the class is.
@@ -31,7 +35,6 @@ class Withheld:
     classes: tuple[bool, ...]
     cells: Array
     """`(C, C)` truth values: cells of the confusion matrix"""
-    specificities: tuple[bool, ...]
 
 
 def withhold(sizes: Array, counts: Array, limit: int) -> Withheld:
@@ -41,14 +44,11 @@ def withhold(sizes: Array, counts: Array, limit: int) -> Withheld:
     """
     classes = _small_classes(sizes[:, -1], counts.sum(1), limit)
     cells = _small_cells(sizes[:, :-1], counts, classes, limit)
-    rest = counts.sum() - counts.sum(1)
-    free = classes | (rest < limit)
     while True:
-        revealed = _revealed(cells, classes, free)
-        if not revealed:
-            return Withheld(tuple(map(bool, classes)), cells, tuple(map(bool, free)))
-        for column in revealed:
-            free[column] = True
+        revealed = _revealed(cells, classes)
+        if revealed is None:
+            return Withheld(tuple(map(bool, classes)), cells)
+        _cover(cells, counts, *revealed)
 
 
 def _small_classes(sizes: Array, supports: Array, limit: int) -> Array:
@@ -76,26 +76,40 @@ def _small_cells(sizes: Array, counts: Array, classes: Array, limit: int) -> Arr
     return hidden
 
 
-def _revealed(cells: Array, classes: Array, free: Array) -> set[int]:
-    """Columns whose sums let a withheld cell be calculated, and which must therefore become free of a known sum.
+def _revealed(cells: Array, classes: Array) -> tuple[int, int] | None:
+    """A withheld cell, as row and column, whose number follows from known sums; None if there is no such cell.
 
     Withheld cells are the edges of a graph between rows and columns. A number follows from the sums exactly where its
-    edge is a bridge, after all columns without a known sum have become one node. Rows of withheld classes are one node
-    too, with at least two cells in every column, so theirs are never bridges.
+    edge is a bridge, after all columns without a known sum have become one node: those of withheld classes. The rows of
+    withheld classes are one node too, with at least two cells in every column, so theirs are never bridges.
     """
     number = len(cells)
     outside, hidden = 2 * number, 2 * number + 1
+    nodes = [outside if classes[column] else number + column for column in range(number)]
+    edges = [(row, nodes[column]) for row, column in np.argwhere(cells & ~classes[:, None]).tolist()]
+    edges += [(hidden, node) for node in nodes if classes.any() for _ in range(2)]
+    bridges = _bridges(2 * number + 2, edges)
+    return (bridges[0][0], bridges[0][1] - number) if bridges else None
 
-    def node(column: int) -> int:
-        return outside if free[column] else number + column
 
-    edges = [(row, node(column)) for row, column in np.argwhere(cells & ~classes[:, None]).tolist()]
-    edges += [(hidden, node(column)) for column in range(number) if classes.any() for _ in range(2)]
-    found = set()
-    for row, target in _bridges(2 * number + 2, edges):
-        known = [column for column in np.flatnonzero(cells[row]).tolist() if not free[column]]
-        found.add(target - number if target != outside else known[0])
-    return found
+def _cover(cells: Array, counts: Array, row: int, column: int) -> None:
+    """Withhold two cells of another row, so that a cell lies on a cycle with its neighbour; with three classes, all."""
+    number = len(cells)
+    if number == 3:
+        cells |= ~np.eye(3, dtype=bool)
+        return
+    neighbours = [other for other in np.flatnonzero(cells[row]).tolist() if other not in (row, column)]
+
+    def cost(choice: tuple[int, int]) -> tuple[int, int]:
+        other, partner = choice
+        new = [place for place in (column, partner) if not cells[other, place]]
+        return sum(bool(counts[other, place]) for place in new), len(new)
+
+    choices = [
+        (other, partner) for partner in neighbours for other in range(number) if other not in (row, column, partner)
+    ]
+    other, partner = min((choice for choice in choices if cost(choice)[1]), key=cost)
+    cells[other, [column, partner]] = True
 
 
 def _bridges(nodes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
