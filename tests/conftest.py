@@ -161,6 +161,39 @@ def chromium() -> str:
     return path
 
 
+@pytest.fixture(scope="module")
+def browser(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        running = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser):
+    from browser import DESK, Opened
+
+    contexts = []
+
+    def opened(path: Path, size=None, scheme: str = "light", **options) -> Opened:
+        context = browser.new_context(viewport=size or DESK, color_scheme=scheme, **options)
+        contexts.append(context)
+        page = context.new_page()
+        found = Opened(page, [], [])
+        page.on("console", lambda message: found.errors.append(message.text))
+        page.on("pageerror", lambda error: found.errors.append(str(error)))
+        page.on("request", lambda request: found.requests.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_function("document.documentElement.dataset.ready === 'yes'", timeout=60_000)
+        return found
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
 @pytest.fixture(scope="session")
 def knowing_members(tmp_path_factory):
     """Uploads of three members with evidence of densities, as a run leaves them."""

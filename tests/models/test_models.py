@@ -321,13 +321,17 @@ def test_a_picture_dropped_on_the_page_is_answered(server, federation, pictures)
         page.goto(server)
         content = base64.b64encode(pictures[0].read_bytes()).decode()
         page.evaluate(drop, ["#drop", content, "a.png"])
-        page.wait_for_selector(f"#answer:text('{expected(pictures[0])} (')")
-        assert page.locator("#top tr").count() == 3
-        assert page.is_visible("#preview")
-        page.set_input_files("#file", str(pictures[-1]))
-        page.wait_for_selector(f"#answer:text('{expected(pictures[-1])} (')")
+        page.wait_for_selector(f".answer:text('{expected(pictures[0])} (')")
+        assert page.locator(".top tr").count() == 3
+        assert page.is_visible(".preview")
+        page.set_input_files("#file", [str(pictures[1]), str(pictures[-1])])
+        page.locator(".top").nth(2).wait_for()
+        newest = [text.split(" (")[0] for text in page.locator(".answer").all_text_contents()]
+        assert newest == [expected(pictures[1]), expected(pictures[-1]), expected(pictures[0])]
+        bars = page.eval_on_selector_all(".bar", "bars => bars.map(bar => bar.getBoundingClientRect().width)")
+        assert min(bars) > 200
         assert complaints == []
         page.evaluate(drop, ["#drop", base64.b64encode(b"junk").decode(), "b.png"])
-        page.wait_for_selector("#answer.bad")
-        assert "not an image" in page.inner_text("#answer")
+        page.wait_for_selector(".answer.bad")
+        assert "not an image" in page.inner_text(".answer.bad")
         browser.close()

@@ -109,6 +109,7 @@ def roster(
     from oneflare.federation.charter import FILE, read_charter, short
     from oneflare.federation.masked.enrolment import checked_roster, collect, next_roster
     from oneflare.federation.masked.rounds import RoundFiles
+    from oneflare.federation.recording import roster_event, write_down
     from oneflare.federation.vouching import PRIVATE, coordinator_key
 
     read_charter(folder)  # refuses a folder that is no federation's before anything is written there
@@ -122,6 +123,7 @@ def roster(
         signed = checked_roster(changed)
         changed.write(folder / FILE)
         RoundFiles(folder).clear()
+        write_down(changed, folder, [roster_event(signed, without or ())])
     if json:
         show.as_json({"file": str(folder / FILE), "digest": signed.digest} | signed.model_dump(mode="json"))
         return

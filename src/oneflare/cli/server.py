@@ -305,8 +305,7 @@ def fuse(
     """Verify uploads, say who is in, missing or refused and why, and make one model with its card and report.
 
     Works with any non-empty part of the members, if --min-members allows it. Joining and leaving later give exactly
-    what a fresh fusion gives. The version before this fusion stays in the folder `previous`, except where somebody who
-    was removed is in it.
+    what a fresh fusion gives. Every version stays in the folder `models`, unless somebody who was removed is in it.
 
     [bold]Examples[/bold]
 
@@ -331,7 +330,7 @@ def fuse(
     from oneflare.errors import ConfigError
     from oneflare.federation.charter import read_charter
     from oneflare.federation.coordinator import Rules, fuse_federation
-    from oneflare.federation.page import write_card, write_federation_page
+    from oneflare.federation.publishing import publish
 
     charter = read_charter(folder)
     if approve and check_images is None:
@@ -347,8 +346,7 @@ def fuse(
         test=held_out,
         observer=None if quiet else Remarks(),
     )
-    write_card(fused)
-    write_federation_page(fused)
+    publish(fused)
     told(fused, json=json, quiet=quiet)
 
 
