@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oneflare.errors import ConfigError
 from oneflare.fusion.analytic.discriminant import Spectrum
 from oneflare.upload.contract import statistics_bytes, statistics_layout
-from oneflare.upload.statistics import INT12_STEPS, FeatureLimits, Plan, Statistics, complaint, pack, unpack
+from oneflare.upload.statistics import (
+    FEWEST_IN_12_BITS,
+    INT12_STEPS,
+    FeatureLimits,
+    Plan,
+    Statistics,
+    complaint,
+    pack,
+    unpack,
+)
+from oneflare.upload.symmetric import triangle_size
 from oneflare.upload.twelve_bits import from_twelve_bits, to_twelve_bits, twelve_bit_size
 
 CLASSES, DIM = 3, 7
@@ -74,3 +86,11 @@ def test_the_size_is_that_of_the_tensors():
         assert sum(t.numel() * t.element_size() for t in packed.values()) == statistics_bytes(DIM, CLASSES, dtype)
         layout = statistics_layout(Plan({}, "", DIM, dtype), CLASSES)
         assert {name: (tuple(t.shape), t.is_floating_point()) for name, t in packed.items()} == layout
+
+
+def test_words_of_twelve_bits_are_never_as_many_as_the_numbers():
+    """That is how they are told from 16-bit numbers; where they would be, the format is refused."""
+    same = [dim for dim in range(1, 3000) if twelve_bit_size(triangle_size(dim)) == triangle_size(dim)]
+    assert max(same) < FEWEST_IN_12_BITS
+    with pytest.raises(ConfigError, match="float32 or int16"):
+        Plan.of({"name": "identity"}, 3, 1, "int12")

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.commands import Json, Quiet
-from oneflare.cli.server import Folder
+from oneflare.cli.options import GROUP, Folder, Json, Quiet
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
 
-OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
-flower = typer.Typer(help="Run a federation over a network with Flower.", **OPTIONS)
+flower = typer.Typer(help="Run a federation over a network with Flower.", **GROUP)
 
 MinMembers = Annotated[
     int,

@@ -14,7 +14,8 @@ from oneflare.models.rules.density import FREEDOM, Gaussians
 from oneflare.nn.encoders import widened
 from oneflare.nn.network import signed_root
 from oneflare.upload import Upload
-from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN
+from oneflare.upload.symmetric import unpack_symmetric
 
 SHRINKAGE = 0.5
 """least weight of the multiple of the identity in every covariance; chosen on training images that nobody trained on"""

@@ -25,7 +25,17 @@ import torch
 from torch import Tensor
 
 from oneflare.core.privacy import Privacy
+from oneflare.errors import ConfigError
 from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
+from oneflare.upload.symmetric import (
+    ROUNDING,
+    SLACK,
+    positive,
+    products_complaint,
+    triangle,
+    triangle_size,
+    unpack_symmetric,
+)
 from oneflare.upload.twelve_bits import from_twelve_bits, to_twelve_bits
 
 SCATTER = "scatter"
@@ -47,6 +57,8 @@ INT16_STEPS = 32767
 INT12_STEPS = 2047
 STEPS = {"int16": INT16_STEPS, "int12": INT12_STEPS}
 """into which a correlation of 1 is divided"""
+FEWEST_IN_12_BITS = 4
+"""features, below which words of 12-bit numbers could be mistaken for 16-bit numbers: there are equally many"""
 VANISHING = 1e-12
 """a feature whose variance is below this part of its square is constant"""
 
@@ -93,6 +105,10 @@ class Plan:
         if COVARIANCE in parts:
             numbers = triangle_size(features.dim)
             check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
+        if dtype == "int12" and features.dim < FEWEST_IN_12_BITS:
+            raise ConfigError(
+                f"upload.statistics_dtype=int12: sums of {features.dim} features are sent in float32 or int16"
+            )
         return cls(feature_map, features.fingerprint(), features.dim, dtype, privacy, parts, components)
 
     @property
@@ -159,19 +175,6 @@ class Statistics:
         return float(self.counts.sum())
 
 
-def symmetric(upper: Tensor) -> Tensor:
-    """The symmetric matrix whose upper triangle is given."""
-    return torch.triu(upper) + torch.triu(upper, 1).T
-
-
-def triangle_size(dim: int) -> int:
-    return dim * (dim + 1) // 2
-
-
-def triangle(dim: int) -> Tensor:
-    return torch.ones(dim, dim, dtype=torch.bool).triu()
-
-
 def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
     """The tensors of an upload: S = G - n m m^T (upper triangle), class sums, counts.
 
@@ -218,26 +221,16 @@ def _steps(packed: Mapping[str, Tensor]) -> int:
 
 
 def _scatter(packed: Mapping[str, Tensor]) -> Tensor:
-    dim = packed[SUMS].shape[1]
-    upper = torch.zeros(dim, dim, dtype=torch.float64)
     values = packed[SCATTER]
     if SCALE not in packed:
-        upper[triangle(dim)] = values.double()
-        return symmetric(upper)
-    steps = _steps(packed)
-    whole = values if steps == INT16_STEPS else from_twelve_bits(values, triangle_size(dim))
-    upper[triangle(dim)] = whole.double()
-    scale = packed[SCALE].double()
-    upper.mul_(scale[:, None]).mul_(scale / steps)
-    return symmetric(upper)
+        return unpack_symmetric(values)
+    steps, scale = _steps(packed), packed[SCALE].double()
+    whole = values if steps == INT16_STEPS else from_twelve_bits(values, triangle_size(len(scale)))
+    return unpack_symmetric(whole).mul_(scale[:, None]).mul_(scale / steps)
 
 
 # ---- what statistics of images must satisfy, whoever sends them
 
-ROUNDING = 2.0**-23
-"""relative, of what is sent as float32, with a factor of two to spare"""
-SLACK = 1e-3
-"""of what summation in another order may break"""
 NOISE_TAIL = 8.0
 """standard deviations that no honest noise exceeds: once in 10^15 numbers"""
 MOST_IMAGES = 10**9
@@ -317,12 +310,10 @@ def _sums_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str 
 def _scatter_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str | None:
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
     scatter = _scatter(packed)
+    impossible = products_complaint(scatter)
+    if impossible is not None:
+        return f"scatter has {impossible}"
     diagonal = scatter.diagonal()
-    if bool((diagonal < 0).any()):
-        return "scatter has a negative variance on its diagonal"
-    bound = diagonal.sqrt()
-    if bool((scatter.abs() > (1 + SLACK) * bound[:, None] * bound + 1e-30).any()):
-        return "scatter has a covariance larger than its variances allow"
     n = float(counts.sum())
     mean = sums.sum(0) / n
     most = n * ((limits.high - mean).clamp(min=0) * (mean - limits.low).clamp(min=0))  # Bhatia and Davis 2000
@@ -360,12 +351,6 @@ def _within_is_possible(scatter: Tensor, sums: Tensor, counts: Tensor, entry: fl
     moved = math.sqrt(n) * float((2 * ROUNDING * size[alive] * scale).norm())
     slack = 2 * (SLACK + dim * entry + 2 * math.sqrt(dim) * moved + moved**2)
     return positive(within, slack)
-
-
-def positive(matrix: Tensor, slack: float) -> bool:
-    """Whether a symmetric matrix has no eigenvalue below -slack."""
-    shifted = matrix + slack * torch.eye(len(matrix), dtype=matrix.dtype)
-    return int(torch.linalg.cholesky_ex(shifted).info) == 0
 
 
 def _noised_complaint(packed: Mapping[str, Tensor], counts: list[int], samples: int, privacy: Privacy) -> str | None:

@@ -316,7 +316,7 @@ def test_unlearning_is_a_new_sum_whose_difference_members_are_warned_of(answered
     assert [row["name"] for row in result["members"]] == ["east", "north"]
     both = plain_sums(root, "east") + plain_sums(root, "north")
     assert result["masked"]["counts"] == both[:10].tolist()
-    assert not (root / "fed" / "previous").exists()
+    assert not (root / "fed" / "models" / "001").exists()
 
 
 def test_a_total_that_images_cannot_give_is_refused(open_round, capsys):

@@ -28,7 +28,7 @@ from oneflare.federation.intake import Intake, take_in  # noqa: E402
 from oneflare.federation.masked.enrolment import checked_roster  # noqa: E402
 from oneflare.federation.masked.rounds import RoundFiles, close_round  # noqa: E402
 from oneflare.federation.member import charter_reader  # noqa: E402
-from oneflare.federation.page import write_card, write_federation_page  # noqa: E402
+from oneflare.federation.publishing import publish  # noqa: E402
 from oneflare.federation.versions import FederationFiles  # noqa: E402
 from oneflare.simulation.engines.flower.gather import Gathered  # noqa: E402
 
@@ -67,8 +67,7 @@ def coordinate(grid: Grid, settings: Settings, run: int, observer: Observer) -> 
     observer.note(f"{charter.name} ({short(charter.fingerprint)}), {members}: asking every node for its upload")
     together = _plain_round if charter.terms.upload.masked is None else _masked_round
     fused = together(grid, asking, run, held_out, observer)
-    write_card(fused)
-    write_federation_page(fused)
+    publish(fused)
     for name, made in fused.content.fusions.items():
         measured = f", accuracy {100 * made.scores.accuracy:.1f} %" if made.scores else ""
         observer.note(f"{name}: {settings.federation / made.model}{measured}")

@@ -25,6 +25,7 @@ from oneflare.federation.intake import Intake, UploadHistory, take_in
 from oneflare.federation.masked.enrolment import checked_roster
 from oneflare.federation.masked.files import read_message, write_message
 from oneflare.federation.opening import decrypted
+from oneflare.federation.recording import closed_event, write_down
 from oneflare.federation.versions import UPLOADS, FederationFiles, upload_files
 from oneflare.federation.vouching import PRIVATE, coordinator_key
 from oneflare.upload import Upload
@@ -126,6 +127,8 @@ def close_round(folder: Path, uploads: Path, *, early: bool = False, late: bool 
             intake = take_in(charter, upload_files(uploads), known=known, late=late, opened=opened)
             _check_enough(charter, roster, intake, early, least)
             request = _closed_with(charter, roster, intake, files, key)
+        digests = {name: row.digest for name, row in request.uploaded.items()}
+        write_down(charter, folder, [closed_event(roster, digests, request.missing(roster))])
     return Closed(request, files.request, request.missing(roster), roster.threshold, before=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -133,6 +134,15 @@ class DensityRatio:
     def finish(self, state: Tensor) -> Tensor:
         return self.sharpness * state
 
+    def familiarity(self, state: Tensor) -> Tensor:
+        """max_c sum_i w_ic r_ic / sqrt(d), `(n,)`: how much likelier the best class is than an image of nothing."""
+        return state.amax(1)
+
+    @property
+    def familiarity_bound(self) -> float:
+        """No r_ic is larger than `bound`, and the weights of a class sum to 1."""
+        return float(self.bound) / math.sqrt(self.classes_whitening.shape[1])
+
 
 @rule
 @dataclass(frozen=True)
@@ -149,3 +159,6 @@ class Corroboration(DensityRatio):
 
     def finish(self, state: Tensor) -> Tensor:
         return state[:, 0] + (self.sharpness * state[:, 1]).log_softmax(1)
+
+    def familiarity(self, state: Tensor) -> Tensor:
+        return super().familiarity(state[:, 1])
