@@ -27,6 +27,7 @@ from oneflare.cli import (
     masked,
     models,
     parts,
+    rehearsing,
     reporting,
     study,
     trust,
@@ -117,6 +118,7 @@ keys.server.command("missing")(masked.missing)
 keys.server.command("scores")(versions.scores)
 keys.server.command("versions")(versions.versions)
 keys.server.command("rollback")(versions.rollback)
+keys.client.command("rehearse")(rehearsing.rehearse)
 keys.client.command("join")(masked.join)
 keys.client.command("release")(masked.release)
 app.add_typer(keys.server, name="server", rich_help_panel="Federate")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from oneflare.data import Split
     from oneflare.federation.admission import Admission
     from oneflare.federation.charter import Charter
+    from oneflare.federation.recommendation import Recommendation, Situation
 
 WAIT_SECONDS = 60.0
 """for another command that changes the same federation"""
@@ -74,6 +76,19 @@ def init(
     ] = None,
     use: Annotated[str, typer.Option("--use", help="What the model is for; stated on its card.")] = "",
     limits: Annotated[str, typer.Option("--limits", help="What the model is not for; stated on its card.")] = "",
+    privacy: Annotated[
+        str,
+        typer.Option(
+            "--privacy",
+            metavar="OPEN|MASKED|PRIVATE",
+            help="open: you may read every member's sums; masked: their total only; private: noise hides every image. "
+            "It chooses the method, unless you choose one.",
+        ),
+    ] = "open",
+    images: Annotated[
+        int | None,
+        typer.Option("--images", min=1, help="About how many images a member has, if you know; for the advice only."),
+    ] = None,
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Members encrypt their uploads, so that only you can read them.")
     ] = False,
@@ -91,19 +106,29 @@ def init(
     """
     from oneflare.cli import show
     from oneflare.core.files import exclusive
-    from oneflare.core.layers import parse_overrides
-    from oneflare.federation.charter import FILE, new_charter, revised
+    from oneflare.core.layers import merge, parse_overrides
+    from oneflare.federation.charter import DEFAULT_SIZE, FILE, new_charter, revised
     from oneflare.federation.member import upload_size
     from oneflare.federation.opening import make_box
+    from oneflare.federation.recommendation import Situation
     from oneflare.federation.recording import write_down
     from oneflare.federation.vouching import make_key
 
     path = folder / FILE
     _refuse_existing(path)
+    names, settings = _class_names(classes), parse_overrides(overrides or [])
+    situation = Situation(
+        len(names),
+        image_size or (None if "backbone" in settings else DEFAULT_SIZE),
+        channels,
+        len(member or ()),
+        images,
+    )
+    advice = _advice(settings, replace(situation, backbone="backbone" in settings), privacy)
     charter = new_charter(
         name or folder.resolve().name,
-        parse_overrides(overrides or []),
-        classes=_class_names(classes),
+        settings if advice is None else merge(advice.settings, settings),
+        classes=names,
         image={
             "size": image_size,
             "channels": channels,
@@ -123,9 +148,30 @@ def init(
         write_down(charter, folder, [])
     size = upload_size(charter)
     if json:
-        show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size})
+        why = [] if advice is None else [*advice.why, *advice.warnings]
+        show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size, "why": why})
         return
+    for text in () if advice is None else advice.why:
+        show.done(text)
+    for text in () if advice is None else advice.warnings:
+        show.note(f"warning: {text}")
     _what_to_send(folder, charter, size, signs=key is not None)
+
+
+def _advice(settings: Mapping[str, Any], situation: Situation, privacy: str) -> Recommendation | None:
+    """What to use where the user has not decided; None where they have."""
+    from oneflare.errors import ConfigError
+    from oneflare.federation.recommendation import recommend, undecided
+
+    advice = recommend(situation, privacy)
+    if undecided(settings):
+        return advice
+    if privacy != "open" and settings.get("method", "flare") != "analytic":
+        raise ConfigError(
+            f"--privacy {privacy} needs method=analytic, and you have chosen another method by your settings; "
+            "leave one of the two out"
+        )
+    return advice if privacy != "open" else None
 
 
 def _what_to_send(folder: Path, charter: Charter, upload_bytes: float, *, signs: bool) -> None:
