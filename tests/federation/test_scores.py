@@ -58,9 +58,9 @@ def measured(tmp_path_factory) -> Path:
     run(quiet, "server", "init", root / "fed", *SHAPE, *members, *TERMS)
     for name in NAMES:
         upload = root / "uploads" / f"{name}.safetensors"
-        words = ("--data", root / name / "images", "--key", root / f"{name}.key", "--out", upload, "-q")
+        words = ("--data", root / name / "images", "--key", root / f"{name}.key", "--out", upload)
         run(quiet, "client", "train", root / "fed" / "federation.yaml", *words)
-    run(quiet, "server", "fuse", root / "fed", "--uploads", root / "uploads", "-q")
+    run(quiet, "server", "fuse", root / "fed", "--uploads", root / "uploads")
     for name in NAMES:
         evaluate(quiet, root, name)
     return root
@@ -69,7 +69,7 @@ def measured(tmp_path_factory) -> Path:
 def evaluate(capsys, root: Path, name: str, *words) -> Path:
     out = root / "inbox" / f"{name}.json"
     data = ("--data", root / name / "held-out", "--alone", root / "uploads" / f"{name}.safetensors")
-    run(capsys, "evaluate", root / "fed", *data, "--sign", root / f"{name}.key", "--out", out, "-q", *words)
+    run(capsys, "evaluate", root / "fed", *data, "--sign", root / f"{name}.key", "--out", out, *words)
     return out
 
 
@@ -119,7 +119,7 @@ def test_scores_are_collected_into_result_card_log_and_version(place, capsys):
 
 def test_the_card_is_read_by_hugging_face(place, capsys):
     hub = pytest.importorskip("huggingface_hub")
-    run(capsys, "server", "scores", place / "fed", place / "inbox", "-q")
+    run(capsys, "server", "scores", place / "fed", place / "inbox")
     card = hub.ModelCard.load(place / "fed" / "card.md")
     results = {(one.dataset_name, one.metric_type) for one in card.data.eval_results}
     assert ("Test images of north", "accuracy") in results
@@ -176,7 +176,7 @@ def signed_again(place: Path, name: str, **changes) -> Path:
 def test_replayed_scores_and_those_of_other_models_are_refused(place, capsys):
     old = (place / "inbox" / "north.json").read_bytes()
     newer = evaluate(capsys, place, "north")
-    run(capsys, "server", "scores", place / "fed", newer, "-q")
+    run(capsys, "server", "scores", place / "fed", newer)
     newer.write_bytes(old)
     assert "is older than the scores of north" in refused(capsys, "server", "scores", place / "fed", newer)
     file = signed_again(place, "south", created="2999-01-01T00:00:00+00:00")
@@ -205,10 +205,10 @@ def test_evaluate_asks_for_name_and_key_before_it_measures(place, capsys):
 
 
 def test_versions_and_rollback(place, capsys):
-    run(capsys, "server", "scores", place / "fed", place / "inbox", "-q")
+    run(capsys, "server", "scores", place / "fed", place / "inbox")
     first = (place / "fed" / "model.safetensors").read_bytes()
     (place / "uploads" / "east.safetensors").unlink()
-    run(capsys, "server", "fuse", place / "fed", "--uploads", place / "uploads", "--min-members", "2", "-q")
+    run(capsys, "server", "fuse", place / "fed", "--uploads", place / "uploads", "--min-members", "2")
     second = (place / "fed" / "model.safetensors").read_bytes()
     assert first != second
     assert "scores" not in json.loads((place / "fed" / "result.json").read_text())
@@ -238,8 +238,8 @@ def test_versions_and_rollback(place, capsys):
 
 
 def test_who_is_removed_leaves_no_version_and_no_scores_behind(place, capsys):
-    run(capsys, "server", "scores", place / "fed", place / "inbox", "-q")
-    run(capsys, "server", "fuse", place / "fed", "--remove", "north", "-q")
+    run(capsys, "server", "scores", place / "fed", place / "inbox")
+    run(capsys, "server", "fuse", place / "fed", "--remove", "north")
     assert not (place / "fed" / "models" / "001").exists()
     line = refused(capsys, "server", "rollback", place / "fed", "1")
     assert "version 1 was deleted, because north is in it and left on" in line
@@ -278,12 +278,12 @@ def test_plain_uploads_are_refused_where_the_terms_ask_for_encryption(measured, 
     charter, inbox = tmp_path / "fed" / "federation.yaml", tmp_path / "inbox"
     inbox.mkdir()
     for name in NAMES:
-        words = ("--data", measured / name / "images", "--key", measured / f"{name}.key", "-q")
+        words = ("--data", measured / name / "images", "--key", measured / f"{name}.key")
         run(capsys, "client", "train", charter, *words, "--out", tmp_path / f"{name}.safetensors")
         shutil.copy(tmp_path / f"{name}.safetensors.encrypted", inbox)
     shutil.copy(tmp_path / "north.safetensors", inbox)
     (inbox / "north.safetensors.encrypted").unlink()
     line = refused(capsys, "server", "fuse", tmp_path / "fed", "--uploads", inbox)
     assert "is not encrypted, and the terms ask for it; the member sends the file north.safetensors.encrypted" in line
-    run(capsys, "server", "fuse", tmp_path / "fed", "--uploads", inbox, "--min-members", "2", "-q")
-    run(capsys, "server", "fuse", tmp_path / "fed", "-q")  # its own copies are decrypted
+    run(capsys, "server", "fuse", tmp_path / "fed", "--uploads", inbox, "--min-members", "2")
+    run(capsys, "server", "fuse", tmp_path / "fed")  # its own copies are decrypted

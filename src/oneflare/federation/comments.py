@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 LINE = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z_][A-Za-z0-9_]*):(?: |$)")
-OPAQUE = ("members", "revoked", "succession", "roster")
-"""below these keys stand names and keys, which one comment above all of them explains"""
 WIDTH = 108
 EXPLAINED = {
     "version": "Form of this file.",
@@ -94,19 +92,21 @@ def commented(text: str) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
+    """Below other keys than `experiment` stand names, keys and texts, which the comment above all of them explains."""
     path: list[str] = []
+    unclosed = 0
     for line in text.splitlines():
-        found = LINE.match(line)
-        depth = len(line) - len(line.lstrip(" ")) if found else 0
-        inside = bool(path) and path[0] in OPAQUE and (found is None or depth > 0)
-        if found is None or inside:
+        found, depth = LINE.match(line), len(line) - len(line.lstrip(" "))
+        if found is None or unclosed > 0 or (depth > 0 and path[0] != "experiment"):
             yield line
-            continue
-        path = [*path[: depth // 2], found["key"]]
-        comment = explanation(".".join(path))
-        if comment is not None:
-            yield from (f"{found['indent']}# {part}" for part in textwrap.wrap(comment, WIDTH - depth))
-        yield line
+        else:
+            path = [*path[: depth // 2], found["key"]]
+            comment = explanation(".".join(path))
+            if comment is not None:
+                yield from (f"{found['indent']}# {part}" for part in textwrap.wrap(comment, WIDTH - depth))
+            yield line
+        if path[:1] == ["experiment"]:
+            unclosed += line.count("{") - line.count("}")
 
 
 def explanation(path: str, known: Mapping[str, str] = EXPLAINED) -> str | None:

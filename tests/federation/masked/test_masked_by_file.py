@@ -477,3 +477,7 @@ def test_masked_uploads_may_be_encrypted_too_and_survive_a_new_key_of_the_coordi
     run("server", "fuse", root / "fed", "--releases", root / "inbox")
     result = json.loads((root / "fed" / "result.json").read_text())
     assert result["masked"]["counts"] == sum(plain_sums(root, name) for name in NAMES)[:10].tolist()
+    entries = {entry.event: entry.details for entry in check_log(root / "fed", read_charter(root / "fed")).entries}
+    assert entries["roster"]["members"] == list(NAMES)
+    assert [text.split(":")[0] for text in entries["closed"]["members"]] == list(NAMES)
+    assert entries["closed"]["missing"] == []
