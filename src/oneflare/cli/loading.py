@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from oneflare.fusion import GlobalModel
+    from oneflare.models.cards import CardText
 
 Model = Annotated[
     Path,
@@ -50,6 +51,16 @@ def load(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
         loaded = load_model(file, key=known.key, federation=known.federation)
         show.note(f"{file} is signed by the coordinator ({known.key}, known from {known.source})")
     return loaded
+
+
+def card_of(path: Path, fusion: str | None, key: str | None) -> CardText | None:
+    """Use and limits from the card beside a model, which must be signed as the model must; None without a card."""
+    from oneflare.federation.vouching import known_key
+    from oneflare.models.cards import card_beside, read_card
+
+    file = found_file(path, fusion)
+    known, card = known_key(file, key), card_beside(file)
+    return read_card(card) if known is None else read_card(card, known.key, known.federation)
 
 
 def found_file(path: Path, fusion: str | None) -> Path:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.commands import Json
-from oneflare.cli.loading import FusionName, Key, Model, load
+from oneflare.cli.loading import FusionName, Key, Model, card_of, load
+from oneflare.cli.options import Json
 
 if TYPE_CHECKING:
     from socket import socket
@@ -30,8 +30,10 @@ def predict(
     fusion: FusionName = None,
     key: Key = None,
 ) -> None:
-    """Classify images: print the most likely class of each and its probability.
+    """Classify images: print the class of each and its probability.
 
+    The class is the most likely one. Where the coordinator has chosen thresholds, a class is the answer as soon as its
+    probability reaches its threshold, and an image that the members do not know shows none of the known classes.
     If an image cannot be read, the others are still classified, and the exit code is 2.
 
     [bold]Examples[/bold]
@@ -59,10 +61,17 @@ def predict(
         width = max(len(plain(row["image"])) for row in rows)
         for row in rows:
             if "error" not in row:
-                show.line(f"{plain(row['image']):<{width}}  {row['class']}  {100 * row['probability']:.1f} %")
+                show.line(f"{plain(row['image']):<{width}}  {_answer(row)}")
     damaged = [row for row in rows if "error" in row]
     if damaged:
         raise DataError(f"{len(damaged)} of {len(rows)} images could not be read; the first: {damaged[0]['error']}")
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """The answer to one image in words."""
+    if row.get("known") is False:
+        return f"none of the known classes (nearest: {row['nearest']})"
+    return f"{row['class']}  {100 * row['probability']:.1f} %"
 
 
 def _print_csv(rows: list[dict[str, Any]]) -> None:
@@ -72,12 +81,13 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
     from oneflare.core.plain import csv_cell
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["image", "class", "probability", "error"])
+    writer.writerow(["image", "class", "probability", "known", "nearest", "error"])
     for row in rows:
         probability = row.get("probability")
         shown = "" if probability is None else f"{probability:.6f}"
-        cells = [csv_cell(row.get(key, "")) for key in ("image", "class", "error")]
-        writer.writerow([*cells[:2], shown, cells[2]])
+        known = ("yes" if row["known"] else "no") if "known" in row else ""  # empty where nobody can tell
+        cells = {name: csv_cell(row.get(name) or "") for name in ("image", "class", "nearest", "error")}
+        writer.writerow([cells["image"], cells["class"], shown, known, cells["nearest"], cells["error"]])
 
 
 def export(
@@ -90,6 +100,7 @@ def export(
     """Write a model as one ONNX graph, if onnxruntime agrees with it to 1e-4.
 
     Input `images` (n, channels, size, size), floats in [0, 1]; outputs `logits` and `probabilities` (n, classes).
+    With thresholds also `labels` (n), -1 for none of the known classes; `familiarity` (n) where the model can tell.
     Models that ask every member hold all their networks in the one graph.
 
     [bold]Example[/bold]
@@ -135,7 +146,9 @@ def serve(
         int, typer.Option("--max-connections", min=1, help="Most connections that are open at the same time.")
     ] = 64,
 ) -> None:
-    """Answer over HTTP: a page to drop an image on, POST /predict, GET /health, GET /metrics.
+    """Answer over HTTP: a page to drop images on, POST /predict, GET /about, GET /health, GET /metrics.
+
+    The page shows the intended use and the limits from the card beside the model.
 
     A request that is too large (413), too slow (408, 504), one too many (429, 503) or no image (422) gets one line.
 
@@ -145,7 +158,7 @@ def serve(
 
       curl --data-binary @photo.png http://127.0.0.1:8000/predict
 
-      curl -F image=@photo.png http://127.0.0.1:8000/predict
+      curl -F image=@photo.png -F image=@other.png http://127.0.0.1:8000/predict
     """
     import signal
     import sys
@@ -167,7 +180,7 @@ def serve(
     )
     loaded = load(model, fusion, key)
     local = host in ("127.0.0.1", "localhost", "::1")
-    server = make_server(loaded, limits, LOOPBACK if local else ("*",))
+    server = make_server(loaded, limits, LOOPBACK if local else ("*",), card_of(model, fusion, key))
     listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     if not local:

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oneflare.cli.client import ImageColumn, LabelColumn, PatientColumn
-from oneflare.cli.commands import Json, Quiet
-from oneflare.cli.masked import CharterFile
+from oneflare.cli.options import CharterFile, ImageColumn, Json, LabelColumn, PatientColumn, Quiet
 
 
 def rehearse(

@@ -27,6 +27,7 @@ from oneflare.federation.scores import MESSAGE, SMALLEST_GROUP, MemberScores, re
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import coordinator_key
 from oneflare.metrics.figures import Comparison, ModelFigures, compared, figures_of
+from oneflare.metrics.thresholds import kept_shares
 from oneflare.models import GlobalModel
 from oneflare.upload.signing import check_name
 
@@ -56,12 +57,16 @@ class Trial:
             raise ConfigError(
                 f"--alone {own.file}: has other classes than {together.file}; give your own model of them"
             )
-        self._together = together.model.logits(test.images)
+        answers = together.model.answers(test.images)
+        self._together, self._familiarity = answers.logits, answers.familiarity
         self._alone = None if own is None else own.model.logits(test.images)
 
     def figures(self, smallest_group: int = 1) -> ModelFigures:
         """The federation's model; of smaller groups nothing."""
-        return self._figures(self._together, smallest_group)
+        figures, bound = self._figures(self._together, smallest_group), self.together.model.familiarity_bound
+        if self._familiarity is None or bound is None:
+            return figures
+        return replace(figures, kept=kept_shares(self._familiarity, bound, smallest_group))
 
     def alone(self, smallest_group: int = 1) -> ModelFigures | None:
         """The member's own model; of smaller groups nothing."""

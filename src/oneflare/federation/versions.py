@@ -22,6 +22,7 @@ from oneflare.federation.charter import FILE
 from oneflare.federation.history import History, version_of
 from oneflare.federation.intake import UploadHistory
 from oneflare.federation.result import FederationResult
+from oneflare.models.decisions import decision_path, is_for
 from oneflare.models.sealing import SUFFIX
 from oneflare.upload import Upload, read_manifest
 from oneflare.upload.encryption import SUFFIX as ENCRYPTED
@@ -135,6 +136,9 @@ def _put_in_place(files: FederationFiles, content: FederationResult, names: Coll
     for path in [*files.kept(), *sorted(files.models.glob(UPLOADS))]:
         if str(path.relative_to(files.folder)) not in current:
             path.unlink()
+    thresholds = decision_path(files.model)
+    if thresholds.exists() and not is_for(thresholds, content.own.sha256):
+        thresholds.unlink()
 
 
 def _numbered(
@@ -228,7 +232,8 @@ def keep_version(files: FederationFiles, content: FederationResult) -> Federatio
     fresh, target = files.models / f".{number:03d}", files.version(number)
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    for name in (MODEL, MODELS, MEMBERS, RESULT, files.card.name, files.report.name):
+    thresholds = decision_path(files.model).name
+    for name in (MODEL, MODELS, MEMBERS, RESULT, thresholds, files.card.name, files.report.name):
         source = files.folder / name
         for path in sorted(source.glob(UPLOADS)) if source.is_dir() else [source]:
             for file in (path, path.with_name(path.name + SUFFIX)):
@@ -252,7 +257,7 @@ def put_back(files: FederationFiles, number: int) -> FederationResult:
     if not _whole(files, content, source):
         raise RunError(f"{source} is damaged: its models are not those that were fused; choose another version")
     with prepared(files) as place:
-        for path in sorted(source.rglob("*.safetensors")):
+        for path in [*sorted(source.rglob("*.safetensors")), *source.glob(decision_path(files.model).name)]:
             copy = place / path.relative_to(source)
             copy.parent.mkdir(exist_ok=True)
             _second_name(path, copy)

@@ -69,6 +69,9 @@ class ModelFigures:
     """row: true class, column: answer; a cell is None where it is withheld, all of it with more than 200 classes"""
     reliability: tuple[Bin, ...]
     """bins of confidence, joined until each holds the smallest group"""
+    kept: tuple[float, ...] | None = None
+    """the share of images with at least each level of familiarity (`metrics.thresholds`); None where the model cannot
+    tell unknown images"""
 
     def __post_init__(self) -> None:
         if self.images < 1 or min(self._supports, default=0) < 0 or sum(self._supports) > self.images:

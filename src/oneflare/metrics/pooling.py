@@ -36,7 +36,17 @@ def pool(members: Sequence[ModelFigures]) -> ModelFigures:
         classes=classes,
         confusion=_confusion(members, classes),
         reliability=bins,
+        kept=_kept(members, images),
     )
+
+
+def _kept(members: Sequence[ModelFigures], images: int) -> tuple[float, ...] | None:
+    """The share of all images at each level of familiarity; None where a member does not tell it."""
+    told = [(one.kept, one.images) for one in members if one.kept is not None]
+    if len(told) < len(members) or len({len(kept) for kept, _ in told}) != 1:
+        return None
+    columns = zip(*(kept for kept, _ in told), strict=True)
+    return tuple(sum(share * of for share, (_, of) in zip(column, told, strict=True)) / images for column in columns)
 
 
 def untold(members: Sequence[ModelFigures]) -> tuple[tuple[int, ...], ...] | None:
