@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from oneflare.cli.options import CharterFile, ImageColumn, Json, LabelColumn, PatientColumn, Quiet
+from oneflare.cli.masked import CharterFile
+from oneflare.cli.options import ImageColumn, Json, LabelColumn, PatientColumn, Quiet
 
 
 def rehearse(
