@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from oneflare import load_model, run
-from oneflare.client.background import background, mixed_features
+from oneflare.client.background import background, displaced_features
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data.images import Tally
@@ -151,15 +151,30 @@ def test_a_rehearsal_checks_every_image_and_computes_no_features(own_cache):
     assert not own_cache.exists()
 
 
-def test_mixed_features_keep_every_feature_and_lose_what_goes_together():
+def test_displaced_features_keep_how_strong_an_image_is_and_move_half_of_its_features():
     x = torch.randn(50, 9, 1, 1, generator=torch.Generator().manual_seed(0))
-    mixed = mixed_features(x, torch.Generator().manual_seed(1))
-    assert torch.equal(mixed.sort(0).values, x.sort(0).values)
-    assert not torch.equal(mixed, x)
-    together = (mixed.flatten(1)[:, None] == x.flatten(1)[None]).sum(2)
-    assert int(together.max()) < 9  # no image kept all its features
+    wide = (torch.full((9,), -9.0), torch.full((9,), 9.0))
+    found = displaced_features(x, wide, torch.Generator().manual_seed(1))
+    assert torch.equal(found.sort(1).values, x.sort(1).values)
+    moved = (found != x).flatten(1)
+    assert moved.sum(1).tolist() == [4] * 50  # half of nine, rounded down: in a circle none stays where it was
+    assert bool(moved.any(0).all())  # every feature is displaced in some image
+    assert len({tuple(row) for row in moved.tolist()}) > 25  # and every image has a half of its own
+
+
+def test_the_background_of_features_stays_within_what_each_feature_reaches():
+    x = (
+        torch.rand(50, 6, 1, 1, generator=torch.Generator().manual_seed(0))
+        * torch.tensor([1, 1, 1, 100, 100, 100.0])[:, None, None]
+    )
     blocks = list(background(x, 16))
-    assert torch.equal(torch.cat(blocks)[:50].sort(0).values, x.sort(0).values)
+    assert [len(block) for block in blocks[:4]] == [16, 16, 16, 2]
+    found = torch.cat(blocks)
+    assert len(found) == 200  # few images are displaced in four ways
+    assert bool((found <= x.amax(0)).all())
+    assert bool((found >= x.amin(0)).all())
+    assert bool((found[:50] != x).any())
+    assert all(torch.equal(one, other) for one, other in zip(blocks, background(x, 16), strict=True))
 
 
 def digits_with(tmp_path: Path, **settings: object):
@@ -208,7 +223,8 @@ def test_the_digest_counts_in_the_identity_and_the_place_of_the_file_does_not():
     digests = [experiment.training_digest() for experiment in experiments]
     assert digests[0] == digests[1] != digests[2]
     assert experiments[0].encoder["name"] == "mlp"
-    assert resolve({"backbone": pinned, "method": "analytic"}).analytic["name"] == "identity"
+    assert resolve({"backbone": pinned, "method": "analytic"}).analytic["name"] == "root"
+    assert resolve({"backbone": pinned, "method": "afl"}).analytic["name"] == "identity"
     composed = resolve({"backbone": pinned, "method": "safle"}).analytic
     assert (composed["name"], composed["of"]["name"]) == ("buckets", "identity")
     assert resolve({}).training_digest() == resolve({"backbone": "none"}).training_digest()
