@@ -9,7 +9,7 @@ import typer
 
 from oneflare.cli.client import ImageColumn, LabelColumn, PatientColumn
 from oneflare.cli.commands import Json
-from oneflare.cli.loading import FusionName, Key, Model, load
+from oneflare.cli.loading import Device, FusionName, Key, Model, load
 
 if TYPE_CHECKING:
     from socket import socket
@@ -30,6 +30,7 @@ def predict(
     ] = False,
     fusion: FusionName = None,
     key: Key = None,
+    device: Device = "auto",
 ) -> None:
     """Classify images: print the most likely class of each and its probability.
 
@@ -48,7 +49,7 @@ def predict(
 
     if json and csv:
         raise ConfigError("--json and --csv exclude each other")
-    loaded = load(model, fusion, key)
+    loaded = load(model, fusion, key, device)
     rows = list(classify(loaded, image_files(images)))
     for remark in loaded.remarks():
         show.note(f"warning: {remark}")
@@ -97,6 +98,7 @@ def evaluate(
     patient_column: PatientColumn = None,
     fusion: FusionName = None,
     key: Key = None,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure a model on labelled images: accuracy, balanced accuracy, accuracy of each class, calibration.
@@ -114,14 +116,13 @@ def evaluate(
     from oneflare.data.local import class_table, read_local
     from oneflare.data.tables import Columns
     from oneflare.metrics import score
-    from oneflare.nn.hardware import choose_device
     from oneflare.simulation.features import reader_of
 
-    loaded = load(model, fusion, key)
+    loaded = load(model, fusion, key, device)
     task = loaded.task
     columns = Columns(image_column, label_column, patient_column)
     with progress(enabled=not json, table=False) as watching:
-        reader = reader_of(task.image, choose_device("auto").type, watching)
+        reader = reader_of(task.image, loaded.device.type, watching)
         local = read_local(data, task.classes, task.image, columns=columns, part="test", reader=reader)
     scores = score(loaded.logits(local.split.images), local.split.labels)
     counts = class_table(local.split.labels, task.classes)
@@ -177,6 +178,7 @@ def serve(
     model: Model,
     fusion: FusionName = None,
     key: Key = None,
+    device: Device = "auto",
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes any free port.")
@@ -227,7 +229,7 @@ def serve(
         connections=max_connections,
         held_bytes=max(max_bytes, Limits.held_bytes),
     )
-    loaded = load(model, fusion, key)
+    loaded = load(model, fusion, key, device)
     local = host in ("127.0.0.1", "localhost", "::1")
     server = make_server(loaded, limits, LOOPBACK if local else ("*",))
     listening = _listen(host, port)

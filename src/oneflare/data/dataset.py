@@ -217,8 +217,8 @@ def to_unit(images: Tensor) -> Tensor:
 def normalise(images: Tensor, spec: ImageSpec) -> Tensor:
     if spec.backbone is not None:
         return images
-    mean = torch.tensor(spec.mean, device=images.device).view(1, -1, 1, 1)
-    std = torch.tensor(spec.std, device=images.device).view(1, -1, 1, 1)
+    mean = torch.tensor(spec.mean).to(images.device).view(1, -1, 1, 1)
+    std = torch.tensor(spec.std).to(images.device).view(1, -1, 1, 1)
     return (images - mean) / std
 
 

@@ -40,6 +40,8 @@ class Backbone:
     weights: Weights
     build: Callable[[tuple[Path, ...]], nn.Module]
     """files -> the network, normalised images `(n, 3, h, w)` -> features `(n, D)`"""
+    never_negative: bool = False
+    """whether features are averages behind a ReLU, whose square roots are nearer to Gaussian than they are"""
 
 
 BACKBONES: Registry[Backbone] = Registry("backbone")
@@ -78,6 +80,11 @@ def described(spec: Mapping[str, Any]) -> tuple[Backbone, Pinned]:
     kind, _, argument = spec["name"].partition(":")
     options = {field.name: spec[field.name] for field in fields(Pinned)}
     return BACKBONES.build({**spec, "name": kind}, argument), Pinned(**options)
+
+
+def never_negative(spec: Mapping[str, Any]) -> bool:
+    """Whether a backbone is known to give no feature below 0. spec: its name, and options"""
+    return spec["name"] != CUSTOM and described(complete(spec))[0].never_negative
 
 
 def input_spec(
