@@ -130,6 +130,7 @@ def test_a_fused_model_classifies_image_files_through_the_backbone(tmp_path):
         ({"image": {"channels": 3, "size": 0, "mean": [0.5] * 3, "std": [1.0] * 3}}, "not a whole number"),
         ({"image": {"channels": 3, "size": 8, "mean": [0.5] * 3, "std": [1.0] * 3, "crop": {"part": 2.0}}}, "crop"),
         ({"image": 5}, "not a mapping"),
+        ({"copies": "turned"}, "copies is not one of none, mirror"),
     ],
 )
 def test_damaged_fields_of_a_backbone_are_refused(change, message):

@@ -201,6 +201,58 @@ def test_statistics_of_features_do_not_depend_on_the_split(tmp_path):
     assert abs(results[0].accuracy - results[1].accuracy) < 0.02
 
 
+CLASSES = 1000
+
+
+@pytest.fixture(scope="module")
+def thousand():
+    """Two members, who share 200 of 1,000 classes and have 400 each that the other lacks; two images of each class."""
+    generator = torch.Generator().manual_seed(3)
+    shown = torch.rand(CLASSES, 3, 8, 8, generator=generator)
+
+    def images(labels: Tensor) -> np.ndarray:
+        noisy = shown[labels] + 0.02 * torch.randn(len(labels), 3, 8, 8, generator=generator)
+        return (noisy.clamp(0, 1) * 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+    owned = [torch.arange(0, 600).repeat(2), torch.arange(400, 1000).repeat(2)]
+    test = torch.arange(0, CLASSES, 2)
+    return [(images(labels), labels.numpy()) for labels in owned], (images(test), test.numpy())
+
+
+@pytest.mark.parametrize(
+    ("settings", "dim", "least"),
+    [
+        ({"method": "analytic"}, None, 0.5),
+        pytest.param(  # widened to hold the 999 directions of a simplex
+            {"method": "flare", "encoder.width": 64}, 1024, 0.02, marks=pytest.mark.soak
+        ),
+        pytest.param(
+            {"method": "flare", "encoder.width": 64, "encoder.dim": 64, "anchors": "packing"},
+            64,
+            0.02,
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_a_thousand_classes_of_which_every_member_lacks_four_hundred(settings, dim, least, thousand, tmp_path):
+    data, test = thousand
+    words = {"fusions": "density_ratio", "epochs": 3} if dim else {}
+    train = {"snapshots": 0, "precision": "float32"}
+    result = run(data=data, test=test, backbone=Eyes(), out=tmp_path / "run", train=train, **words, **settings)
+    assert len(result.content.data.classes) == CLASSES
+    table = np.array(result.content.partition.table)
+    assert ((table == 0).sum(1) == 400).all()
+    assert result.accuracy > least  # 0.001 by chance
+    if dim:
+        assert result.content.encoder["dim"] == dim
+
+
+def test_a_simplex_that_does_not_fit_names_the_anchors_that_do(thousand, tmp_path):
+    words = {"method": "flare", "encoder.width": 64, "encoder.dim": 64, "fusions": "density_ratio"}
+    with pytest.raises(ConfigError, match=r"1000 equiangular directions do not fit into 64.*anchors=packing"):
+        run(data=thousand[0], test=thousand[1], backbone=Eyes(), out=tmp_path / "run", **words)
+
+
 def test_a_model_takes_images_or_features_and_knows_its_backbone(tmp_path):
     result = digits_with(tmp_path, method="analytic")
     model = result.model()

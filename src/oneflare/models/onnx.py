@@ -20,7 +20,7 @@ from oneflare.models.analytic import AnalyticMemberModel, FeatureModel
 from oneflare.models.base import GlobalModel, SingleModel
 from oneflare.models.members import MemberModel, added, features_for
 from oneflare.nn.backbone_kinds import OnnxNetwork
-from oneflare.nn.backbones import frozen
+from oneflare.nn.backbones import frozen, of_copies
 from oneflare.nn.encoders import both_features
 from oneflare.nn.feature_maps import Bounded
 
@@ -64,7 +64,9 @@ class Graph(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model[0]
         if self.backbone is not None:
-            images = self.backbone(normalise(images, self.image.decoded))[:, :, None, None]
+            terms = self.image.backbone
+            assert terms is not None
+            images = of_copies(self.backbone, normalise(images, self.image.decoded), terms.copies)[:, :, None, None]
         if isinstance(model, FeatureModel):
             logits = _analytic(model, images)
         elif isinstance(model, SingleModel):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from oneflare.core.config import Pixels
 from oneflare.core.registry import Registry
 from oneflare.data import ImageSpec, prepare
-from oneflare.data.dataset import BackboneTerms, Crop
+from oneflare.data.dataset import BackboneTerms, Copies, Crop
 from oneflare.errors import ConfigError
 from oneflare.nn.encoders import CUSTOM, WIDEST
 from oneflare.nn.weights import Pinned, Weights, digest_of_files
@@ -99,7 +99,8 @@ def input_spec(
     if size is None:
         size = own.size if native is None else min(own.size, ENLARGED * native)
     image = replace(own, size=size, pixels=pixels or own.pixels)
-    return ImageSpec.of_features(spec["dim"], BackboneTerms(spec["name"], spec["digest"], image))
+    terms = BackboneTerms(spec["name"], spec["digest"], image, spec.get("copies") or "none")
+    return ImageSpec.of_features(spec["dim"], terms)
 
 
 class Frozen:
@@ -126,7 +127,7 @@ class Frozen:
     def _features(self, inputs: Tensor) -> Tensor:
         name, size = self.terms.name, inputs.shape[-1]
         try:
-            features = self.network(inputs.contiguous(memory_format=torch.channels_last))
+            features = of_copies(self.network, inputs.contiguous(memory_format=torch.channels_last), self.terms.copies)
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
             raise ConfigError(f"backbone={name} does not take images of {size} pixels: {reason}") from None
@@ -134,6 +135,12 @@ class Frozen:
             shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ConfigError(f"backbone={name} must return features of shape (batch, D), not {shape}")
         return features.float()
+
+
+def of_copies(network: nn.Module, inputs: Tensor, copies: Copies) -> Tensor:
+    """Features `(n, D)` of normalised images `(n, c, h, w)`; with copies=mirror f = (g(x) + g(mirrored x)) / 2."""
+    features: Tensor = network(inputs)
+    return features if copies == "none" else (features + network(inputs.flip(-1))) / 2
 
 
 def _network(terms: BackboneTerms, weights: str | None) -> nn.Module:
