@@ -10,10 +10,23 @@ import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+PHONE = {"width": 390, "height": 800}
+DESK = {"width": 1100, "height": 800}
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUICK = ["-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1", "-o", "DPkg::Lock::Timeout=300"]
+
+
+@dataclass
+class Opened:
+    """A page and what it complained about."""
+
+    page: Any
+    errors: list[str]
+    requests: list[str]
 
 
 def find() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,24 @@ def same_answers(answers: torch.Tensor, logits: torch.Tensor) -> bool:
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is a member that has spent nothing of its privacy budget yet."""
     monkeypatch.setenv("ONEFLARE_HOME", str(tmp_path / ".home"))
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """`here(*words, cwd=folder)`: what `oneflare WORDS` answers in that folder.
+
+    The entry point runs in the process of the test, which spares the seconds in which a new one imports torch.
+    """
+    from hospitals import typed
+    from oneflare.cli import manners
+
+    def answer(*words: str, cwd: Path) -> SimpleNamespace:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(manners, "_quiet", False)
+        code, out, err = typed(capsys, *words)
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return answer
 
 
 @pytest.fixture(scope="session")
@@ -140,6 +159,39 @@ def chromium() -> str:
     if path is None:
         pytest.skip(f"no Chromium: {reason}")
     return path
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        running = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser):
+    from browser import DESK, Opened
+
+    contexts = []
+
+    def opened(path: Path, size=None, scheme: str = "light", **options) -> Opened:
+        context = browser.new_context(viewport=size or DESK, color_scheme=scheme, **options)
+        contexts.append(context)
+        page = context.new_page()
+        found = Opened(page, [], [])
+        page.on("console", lambda message: found.errors.append(message.text))
+        page.on("pageerror", lambda error: found.errors.append(str(error)))
+        page.on("request", lambda request: found.requests.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_function("document.documentElement.dataset.ready === 'yes'", timeout=60_000)
+        return found
+
+    yield opened
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hospitals import COMMAND, NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
+from hospitals import NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import FUSIONS, build_fusion, load_model
@@ -27,7 +27,7 @@ from oneflare.fusion.base import single_network_fusions
 from oneflare.metrics import score
 from oneflare.models import onnx as exporting
 from oneflare.models.onnx import INPUT, LOGITS, PROBABILITIES, TOLERANCE, export_onnx
-from shared import SHORT
+from shared import COMMAND, SHORT
 
 CHROMIUM = "/usr/bin/chromium"
 
@@ -321,13 +321,17 @@ def test_a_picture_dropped_on_the_page_is_answered(server, federation, pictures)
         page.goto(server)
         content = base64.b64encode(pictures[0].read_bytes()).decode()
         page.evaluate(drop, ["#drop", content, "a.png"])
-        page.wait_for_selector(f"#answer:text('{expected(pictures[0])} (')")
-        assert page.locator("#top tr").count() == 3
-        assert page.is_visible("#preview")
-        page.set_input_files("#file", str(pictures[-1]))
-        page.wait_for_selector(f"#answer:text('{expected(pictures[-1])} (')")
+        page.wait_for_selector(f".answer:text('{expected(pictures[0])} (')")
+        assert page.locator(".top tr").count() == 3
+        assert page.is_visible(".preview")
+        page.set_input_files("#file", [str(pictures[1]), str(pictures[-1])])
+        page.locator(".top").nth(2).wait_for()
+        newest = [text.split(" (")[0] for text in page.locator(".answer").all_text_contents()]
+        assert newest == [expected(pictures[1]), expected(pictures[-1]), expected(pictures[0])]
+        bars = page.eval_on_selector_all(".bar", "bars => bars.map(bar => bar.getBoundingClientRect().width)")
+        assert min(bars) > 200
         assert complaints == []
         page.evaluate(drop, ["#drop", base64.b64encode(b"junk").decode(), "b.png"])
-        page.wait_for_selector("#answer.bad")
-        assert "not an image" in page.inner_text("#answer")
+        page.wait_for_selector(".answer.bad")
+        assert "not an image" in page.inner_text(".answer.bad")
         browser.close()

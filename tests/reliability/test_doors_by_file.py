@@ -14,12 +14,12 @@ from record import record_door
 from safetensors.torch import load_file
 
 from crowd import charter_of, upload_of
-from hospitals import COMMAND, oneflare
 from oneflare.federation.charter import Charter, read_charter, revised
 from oneflare.federation.member import signer
 from oneflare.study.attacks import ATTACKS
 from oneflare.upload import Contents, seal_upload, write_upload
 from oneflare.upload.signing import SigningKey, generate
+from shared import COMMAND, oneflare
 
 pytestmark = pytest.mark.soak
 NAMES = ("east", "north", "south", "west")
@@ -98,7 +98,7 @@ def test_a_model_of_all_is_not_replaced_by_one_of_a_few(office, keys):
     assert "2 usable uploads (south, west), but 4 are needed" in answer
     assert (office / "federation" / "model.safetensors").read_bytes() == before
     assert fuse(office, "--uploads", "inbox", "--min-members", "2").returncode == 0
-    assert (office / "federation" / "previous" / "model.safetensors").read_bytes() == before
+    assert (office / "federation" / "models" / "001" / "model.safetensors").read_bytes() == before
     record_door(
         "fewer_members",
         promise="a model of all members is not replaced by one of a few unless the coordinator says so",

@@ -15,10 +15,12 @@ from oneflare.cli.server import admit
 from oneflare.errors import RunError
 from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.history import History
 from oneflare.fusion import load_model
 from oneflare.upload.signing import generate
 
 NAMES = ("east", "north", "south")
+FIRST = "models/001/"
 NEW = "2026-02-01T00:00:00+00:00"
 
 
@@ -80,17 +82,17 @@ def test_fewer_members_on_purpose_keep_the_version_before_and_say_what_changed(f
     assert "Gone since the fusion of" in out
     assert "UTC: east, north." in out
     after = content_of(federation)
-    kept = {name.removeprefix("previous/"): content for name, content in after.items() if name.startswith("previous/")}
+    kept = {name.removeprefix(FIRST): content for name, content in after.items() if name.startswith(FIRST)}
     assert {"model.safetensors", "models/ensemble.safetensors", "result.json", "members/north.safetensors"} <= set(kept)
     assert all(before[name] == content for name, content in kept.items())
-    assert load_model(federation / "previous" / "model.safetensors").cost.forward_passes == 3
+    assert load_model(federation / FIRST / "model.safetensors").cost.forward_passes == 3
     result = json.loads(after["result.json"])
     assert result["change"]["gone"] == ["east", "north"]
     assert "Gone since" in after["card.md"].decode().replace("\\", "")
     assert "Gone since" in after["report.html"].decode()
     fuse_federation(federation, uploads=box, rules=Rules(min_members=1))  # the same again is no new version
     again = content_of(federation)
-    assert all(again[f"previous/{name}"] == content for name, content in kept.items())
+    assert all(again[FIRST + name] == content for name, content in kept.items())
 
 
 def test_who_sends_nothing_usable_can_stay_in_with_the_upload_before(federation):
@@ -124,14 +126,15 @@ def test_whoever_is_removed_is_in_no_file_that_is_left(federation):
     through_flower.parent.mkdir(parents=True)
     through_flower.write_bytes(upload)
     fuse_federation(federation, uploads=spoil(federation, "east"), rules=Rules(min_members=2))
-    assert (federation / "previous" / "model.safetensors").exists()
+    assert (federation / FIRST / "model.safetensors").exists()
     charter = read_charter(federation)
     fewer = charter.experiment | {"fusions": charter.experiment["fusions"][:1]}
     revised(charter, experiment=fewer).write(federation / "federation.yaml")
     assert (federation / "models" / "ensemble.safetensors").exists()
     fuse_federation(federation, remove=["north"])
     left = content_of(federation)
-    assert not [name for name in left if name.startswith(("previous", "models", "inbox"))]
+    assert not [name for name in left if name.startswith((FIRST, "models/002", "models/ensemble", "inbox"))]
+    assert [one.deleted is None for one in History.read(federation / "models").versions] == [False, False, True]
     secret = upload[-4000:-3000]  # some of north's weights
     assert secret in (federation.parent / "inbox" / "north.safetensors").read_bytes()
     assert not [name for name, content in left.items() if secret in content]
@@ -142,8 +145,8 @@ def test_a_model_of_a_fusion_that_is_no_longer_named_goes(federation):
     fewer = charter.experiment | {"fusions": charter.experiment["fusions"][:1]}
     revised(charter, experiment=fewer).write(federation / "federation.yaml")
     fuse_federation(federation)
-    assert not list((federation / "models").glob("*"))
-    assert (federation / "previous" / "models" / "ensemble.safetensors").exists()
+    assert not list((federation / "models").glob("*.safetensors"))
+    assert (federation / FIRST / "models" / "ensemble.safetensors").exists()
 
 
 def test_an_older_upload_does_not_come_back(federation, tmp_path):
@@ -187,8 +190,8 @@ def test_admitting_six_members_at_once_loses_none(federation, tmp_path, capsys):
 def test_the_version_before_can_be_made_again_from_what_is_kept(federation):
     before = content_of(federation)
     fuse_federation(federation, uploads=spoil(federation, "east", "north"), rules=Rules(min_members=1))
-    fuse_federation(federation, uploads=federation / "previous" / "members")
+    fuse_federation(federation, uploads=federation / FIRST / "members")
     after = content_of(federation)
     for name in ("model.safetensors", "models/ensemble.safetensors", "members/east.safetensors"):
         assert after[name] == before[name]
-    assert names_of(json.loads(after["previous/result.json"])) == ["south"]
+    assert names_of(json.loads(after["models/002/result.json"])) == ["south"]

@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from browser import PHONE
 from oneflare.report import read_story, write_report, write_study
 from oneflare.report.page import render
 
 pytest.importorskip("playwright")
 
-PHONE = {"width": 390, "height": 800}
-DESK = {"width": 1100, "height": 800}
 KINDS = ("run", "comparison", "study")
-
-
-@dataclass
-class Opened:
-    """A page and what it complained about."""
-
-    page: Any
-    errors: list[str]
-    requests: list[str]
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        running = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +26,6 @@ def pages(tiny_run, tiny_comparison, tiny_study) -> dict[str, Path]:
         "comparison": write_report(tiny_comparison),
         "study": write_study(*tiny_study),
     }
-
-
-@pytest.fixture
-def visit(browser):
-    contexts = []
-
-    def opened(path: Path, size=DESK, scheme: str = "light", **options) -> Opened:
-        context = browser.new_context(viewport=size, color_scheme=scheme, **options)
-        contexts.append(context)
-        page = context.new_page()
-        found = Opened(page, [], [])
-        page.on("console", lambda message: found.errors.append(message.text))
-        page.on("pageerror", lambda error: found.errors.append(str(error)))
-        page.on("request", lambda request: found.requests.append(request.url))
-        page.goto(path.as_uri())
-        page.wait_for_function("document.documentElement.dataset.ready === 'yes'", timeout=60_000)
-        return found
-
-    yield opened
-    for context in contexts:
-        context.close()
 
 
 def cells(page, selector: str) -> list[tuple[str, str]]:

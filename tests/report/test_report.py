@@ -21,7 +21,8 @@ from oneflare.report.collect import bounded
 from oneflare.report.forest import forest
 from oneflare.report.geometry import cosines, plane
 from oneflare.report.latex import escape, escape_numbers, latex
-from oneflare.report.page import json_for_html, render
+from oneflare.report.page import render
+from oneflare.report.rendering import json_for_html
 from oneflare.report.settings import settings_of
 from oneflare.report.story import Gap, Row
 from oneflare.report.story import Test as Probe

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from oneflare.fusion import GlobalModel
+    from oneflare.models.cards import CardText
 
 Model = Annotated[
     Path,
@@ -47,9 +48,7 @@ def _verified(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
     from oneflare.fusion import load_model
     from oneflare.fusion.single_upload import is_upload, model_of_upload
 
-    file = model_file(path, fusion) if path.is_dir() else path
-    if not path.is_dir() and fusion is not None:
-        raise ConfigError(f"--fusion {fusion}: {path} is one file; name the folder of the run or federation")
+    file = found_file(path, fusion)
     if file.exists() and is_upload(file):
         if key is not None:
             raise ConfigError(f"--key: {file} is an upload, which its member signs; `oneflare upload show` checks that")
@@ -63,6 +62,27 @@ def _verified(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
         loaded = load_model(file, key=known.key, federation=known.federation)
         show.note(f"{file} is signed by the coordinator ({known.key}, known from {known.source})")
     return loaded
+
+
+def card_of(path: Path, fusion: str | None, key: str | None) -> CardText | None:
+    """Use and limits from the card beside a model, which must be signed as the model must; None without a card."""
+    from oneflare.federation.vouching import known_key
+    from oneflare.models.cards import card_beside, read_card
+
+    file = found_file(path, fusion)
+    known, card = known_key(file, key), card_beside(file)
+    return read_card(card) if known is None else read_card(card, known.key, known.federation)
+
+
+def found_file(path: Path, fusion: str | None) -> Path:
+    """The file of the model that a user names by itself or by a folder."""
+    from oneflare.errors import ConfigError
+
+    if path.is_dir():
+        return model_file(path, fusion)
+    if fusion is not None:
+        raise ConfigError(f"--fusion {fusion}: {path} is one file; name the folder of the run or federation")
+    return path
 
 
 def model_file(folder: Path, fusion: str | None) -> Path:

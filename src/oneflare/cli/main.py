@@ -18,6 +18,7 @@ from oneflare.cli import (
     client,
     commands,
     doctor,
+    evaluating,
     flower,
     fusing,
     keys,
@@ -28,7 +29,9 @@ from oneflare.cli import (
     parts,
     reporting,
     study,
+    thresholds,
     trust,
+    versions,
 )
 from oneflare.core.frames import own_lines
 from oneflare.core.plain import plain
@@ -99,19 +102,23 @@ app.command("fuse", rich_help_panel="Work")(fusing.fuse)
 app.command("study", rich_help_panel="Work")(study.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
 app.command("attacks", rich_help_panel="Work")(trust.attacks)
-app.command("audit", rich_help_panel="Look")(trust.audit)
 app.command("report", rich_help_panel="Look")(reporting.report)
+app.command("audit", rich_help_panel="Look")(trust.audit)
 app.command("methods", rich_help_panel="Look")(parts.methods)
 app.command("doctor", rich_help_panel="Look")(doctor.doctor)
 app.command("explain", rich_help_panel="Look")(laboratory.explain)
 app.command("schedule", rich_help_panel="Look")(laboratory.schedule)
 app.command("lambda", rich_help_panel="Look")(laboratory.lambda_picture)
+app.command("evaluate", rich_help_panel="Use a model")(evaluating.evaluate)
 app.command("predict", rich_help_panel="Use a model")(models.predict)
-app.command("evaluate", rich_help_panel="Use a model")(models.evaluate)
-app.command("export", rich_help_panel="Use a model")(models.export)
 app.command("serve", rich_help_panel="Use a model")(models.serve)
+app.command("export", rich_help_panel="Use a model")(models.export)
 keys.server.command("roster")(masked.roster)
 keys.server.command("missing")(masked.missing)
+keys.server.command("scores")(versions.scores)
+keys.server.command("thresholds")(thresholds.thresholds)
+keys.server.command("versions")(versions.versions)
+keys.server.command("rollback")(versions.rollback)
 keys.client.command("join")(masked.join)
 keys.client.command("release")(masked.release)
 app.add_typer(keys.server, name="server", rich_help_panel="Federate")

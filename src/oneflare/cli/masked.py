@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.client import Mask, who
-from oneflare.cli.commands import Json, Quiet
-from oneflare.cli.server import WAIT_SECONDS, Folder
+from oneflare.cli.client import who
+from oneflare.cli.options import Folder, Json, Mask, Quiet
+from oneflare.cli.server import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
@@ -109,6 +109,7 @@ def roster(
     from oneflare.federation.charter import FILE, read_charter, short
     from oneflare.federation.masked.enrolment import checked_roster, collect, next_roster
     from oneflare.federation.masked.rounds import RoundFiles
+    from oneflare.federation.recording import roster_event, write_down
     from oneflare.federation.vouching import PRIVATE, coordinator_key
 
     read_charter(folder)  # refuses a folder that is no federation's before anything is written there
@@ -122,6 +123,7 @@ def roster(
         signed = checked_roster(changed)
         changed.write(folder / FILE)
         RoundFiles(folder).clear()
+        write_down(changed, folder, [roster_event(signed, without or ())])
     if json:
         show.as_json({"file": str(folder / FILE), "digest": signed.digest} | signed.model_dump(mode="json"))
         return

@@ -1,4 +1,4 @@
-"""Commands for a finished model: predict, evaluate, export, serve."""
+"""Commands for a finished model: predict, export, serve."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.client import ImageColumn, LabelColumn, PatientColumn
-from oneflare.cli.commands import Json
-from oneflare.cli.loading import Device, FusionName, Key, Model, load
+from oneflare.cli.loading import Device, FusionName, Key, Model, card_of, load
+from oneflare.cli.options import Json
 
 if TYPE_CHECKING:
     from socket import socket
@@ -32,8 +31,10 @@ def predict(
     key: Key = None,
     device: Device = "auto",
 ) -> None:
-    """Classify images: print the most likely class of each and its probability.
+    """Classify images: print the class of each and its probability.
 
+    The class is the most likely one. Where the coordinator has chosen thresholds, a class is the answer as soon as its
+    probability reaches its threshold, and an image that the members do not know shows none of the known classes.
     If an image cannot be read, the others are still classified, and the exit code is 2.
 
     [bold]Examples[/bold]
@@ -61,10 +62,17 @@ def predict(
         width = max(len(plain(row["image"])) for row in rows)
         for row in rows:
             if "error" not in row:
-                show.line(f"{plain(row['image']):<{width}}  {row['class']}  {100 * row['probability']:.1f} %")
+                show.line(f"{plain(row['image']):<{width}}  {_answer(row)}")
     damaged = [row for row in rows if "error" in row]
     if damaged:
         raise DataError(f"{len(damaged)} of {len(rows)} images could not be read; the first: {damaged[0]['error']}")
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """The answer to one image in words."""
+    if row.get("known") is False:
+        return f"none of the known classes (nearest: {row['nearest']})"
+    return f"{row['class']}  {100 * row['probability']:.1f} %"
 
 
 def _print_csv(rows: list[dict[str, Any]]) -> None:
@@ -74,73 +82,13 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
     from oneflare.core.plain import csv_cell
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["image", "class", "probability", "error"])
+    writer.writerow(["image", "class", "probability", "known", "nearest", "error"])
     for row in rows:
         probability = row.get("probability")
         shown = "" if probability is None else f"{probability:.6f}"
-        cells = [csv_cell(row.get(key, "")) for key in ("image", "class", "error")]
-        writer.writerow([*cells[:2], shown, cells[2]])
-
-
-def evaluate(
-    model: Model,
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            "-d",
-            help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
-            "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
-        ),
-    ],
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    patient_column: PatientColumn = None,
-    fusion: FusionName = None,
-    key: Key = None,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """Measure a model on labelled images: accuracy, balanced accuracy, accuracy of each class, calibration.
-
-    [bold]Examples[/bold]
-
-      oneflare evaluate federation --data held-out
-
-      oneflare evaluate runs/demo --fusion average --data held-out
-
-      oneflare evaluate north.safetensors --data held-out      # an upload: that member alone
-    """
-    from oneflare.cli import show
-    from oneflare.cli.progress import progress
-    from oneflare.data.local import class_table, read_local
-    from oneflare.data.tables import Columns
-    from oneflare.metrics import score
-    from oneflare.simulation.features import reader_of
-
-    loaded = load(model, fusion, key, device)
-    task = loaded.task
-    columns = Columns(image_column, label_column, patient_column)
-    with progress(enabled=not json, table=False) as watching:
-        reader = reader_of(task.image, loaded.device.type, watching)
-        local = read_local(data, task.classes, task.image, columns=columns, part="test", reader=reader)
-    scores = score(loaded.logits(local.split.images), local.split.labels)
-    counts = class_table(local.split.labels, task.classes)
-    if json:
-        show.as_json({"model": str(model), "data": str(data), "images": counts, **scores.to_dict()})
-        return
-    for note in local.notes:
-        show.note(f"note: {note}")
-    for remark in loaded.remarks():
-        show.note(f"warning: {remark}")
-    show.line(
-        f"{sum(counts.values())} images: accuracy {100 * scores.accuracy:.1f} %, balanced "
-        f"{100 * scores.balanced_accuracy:.1f} %, worst class {100 * scores.worst_class:.1f} %, "
-        f"calibration error {100 * scores.calibration_error:.1f} %"
-    )
-    width = max(len(name) for name in task.classes)
-    for (name, count), recall in zip(counts.items(), scores.per_class, strict=True):
-        show.line(f"  {name:<{width}}  " + (f"{100 * recall:5.1f} % of {count}" if recall is not None else "no image"))
+        known = ("yes" if row["known"] else "no") if "known" in row else ""  # empty where nobody can tell
+        cells = {name: csv_cell(row.get(name) or "") for name in ("image", "class", "nearest", "error")}
+        writer.writerow([cells["image"], cells["class"], shown, known, cells["nearest"], cells["error"]])
 
 
 def export(
@@ -153,6 +101,7 @@ def export(
     """Write a model as one ONNX graph, if onnxruntime agrees with it to 1e-4.
 
     Input `images` (n, channels, size, size), floats in [0, 1]; outputs `logits` and `probabilities` (n, classes).
+    With thresholds also `labels` (n), -1 for none of the known classes; `familiarity` (n) where the model can tell.
     Models that ask every member hold all their networks in the one graph.
 
     [bold]Example[/bold]
@@ -199,7 +148,9 @@ def serve(
         int, typer.Option("--max-connections", min=1, help="Most connections that are open at the same time.")
     ] = 64,
 ) -> None:
-    """Answer over HTTP: a page to drop an image on, POST /predict, GET /health, GET /metrics.
+    """Answer over HTTP: a page to drop images on, POST /predict, GET /about, GET /health, GET /metrics.
+
+    The page shows the intended use and the limits from the card beside the model.
 
     A request that is too large (413), too slow (408, 504), one too many (429, 503) or no image (422) gets one line.
 
@@ -209,7 +160,7 @@ def serve(
 
       curl --data-binary @photo.png http://127.0.0.1:8000/predict
 
-      curl -F image=@photo.png http://127.0.0.1:8000/predict
+      curl -F image=@photo.png -F image=@other.png http://127.0.0.1:8000/predict
     """
     import signal
     import sys
@@ -231,7 +182,7 @@ def serve(
     )
     loaded = load(model, fusion, key, device)
     local = host in ("127.0.0.1", "localhost", "::1")
-    server = make_server(loaded, limits, LOOPBACK if local else ("*",))
+    server = make_server(loaded, limits, LOOPBACK if local else ("*",), card_of(model, fusion, key))
     listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     if not local:

@@ -28,6 +28,7 @@ from oneflare.core.registry import one_line
 from oneflare.core.seeds import derive
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, did_you_mean
+from oneflare.federation.scores import SMALLEST_GROUP
 from oneflare.fusion import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn import PrototypeNetwork
@@ -91,6 +92,17 @@ class ImageTerms(Section):
         return replace(default, mean=mean, std=std)
 
 
+class ScoreTerms(Section):
+    """What members tell of their tests."""
+
+    smallest_group: int = Field(
+        SMALLEST_GROUP,
+        ge=1,
+        le=1000,
+        description="figures of fewer test images than this (patients, where they are known) are never told",
+    )
+
+
 class Revocation(Section):
     """A member's key that no longer counts."""
 
@@ -129,6 +141,7 @@ class Charter(Section):
     coordinator: str | None = Field(None, description="public key that signs the model, its card and the result")
     succession: tuple[KeyChange, ...] | None = Field(None, description="keys that replaced it, each signed by the last")
     encryption: str | None = Field(None, description="public key to which uploads are encrypted")
+    scores: ScoreTerms | None = Field(None, description="what members tell of their tests")
     roster: Roster | None = Field(None, description="mask keys of the members, where sums are masked")
     experiment: dict[str, Any] = Field(default_factory=dict)
 
@@ -209,7 +222,13 @@ class Charter(Section):
         image = self.inputs.to_dict() | {"mirror": self.image.mirror}
         shared = [self.version, self.name, self.id, self.classes, image, self.terms.settings_digest()]
         keys = [key for key in (self.coordinator, self.encryption) if key is not None]
-        return digest_of([*shared, *keys])
+        scores = [] if self.scores is None else [self.scores.model_dump()]
+        return digest_of([*shared, *scores, *keys])
+
+    @property
+    def smallest_group(self) -> int:
+        """Figures of fewer test images or patients are never told."""
+        return (self.scores or ScoreTerms()).smallest_group
 
     @property
     def signing_keys(self) -> tuple[str, ...]:
@@ -257,14 +276,6 @@ class Charter(Section):
         """Whose key this is."""
         return next((name for name, key in self.members.items() if key == public), None)
 
-    def check_flower(self) -> None:
-        """Refuse terms that a Flower run cannot keep."""
-        if self.terms.upload.masked is not None:
-            raise ConfigError(
-                f"the sums of {self.name} are masked (upload.masked), which works by file only and not on Flower; use "
-                "`oneflare client join`, `train` and `release`, or terms without upload.masked"
-            )
-
     def check_member(self, name: str) -> str:
         check_name(name)
         if self.members and name not in self.members:
@@ -304,7 +315,8 @@ def short(fingerprint: str) -> str:
 
 def new_charter(name: str, settings: Mapping[str, Any], **fields: Any) -> Charter:
     """A charter with every option of its experiment written out, so that later versions mean the same."""
-    draft = _validate({"name": name, "id": secrets.token_hex(16), "experiment": dict(settings), **fields})
+    own = {"name": name, "id": secrets.token_hex(16), "experiment": dict(settings), "scores": ScoreTerms().model_dump()}
+    draft = _validate(own | fields)
     complete = draft.terms.model_dump(mode="json", exclude=set(OWN), exclude_none=True)
     if draft.terms.backbone is not None:  # everybody has its file elsewhere
         complete["backbone"].pop("weights", None)

@@ -33,7 +33,7 @@ from oneflare.federation.result import (
     MemberResult,
     change_since,
 )
-from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, prepared, upload_files
+from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, keep_version, prepared, upload_files
 from oneflare.federation.vouching import coordinator_key, sign_fusion
 from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
@@ -91,7 +91,7 @@ def fuse_federation(
 ) -> FusedFederation:
     """Verify, choose, fuse, write model and result. Without `uploads`, those of the last fusion are taken again.
 
-    Where too few members are left nothing is changed (`Rules.min_members`). The version before stays in `previous/`.
+    Where too few members are left nothing is changed (`Rules.min_members`). Every version stays in `models/`.
 
     test: held-out images the coordinator may have; otherwise the model stays unmeasured.
     """
@@ -163,14 +163,20 @@ def _fuse_sent(
             content = replace(content, test_images=len(test.labels))
         content = replace(content, change=change_since(last, content))
         content = replace(content, log=write_down(charter, folder, decision_events(checked, faults, names)))
-        install(files, content, intake.uploads, removed)
+        content = install(files, content, intake.uploads, removed)
     write_down(charter, folder, [fusion_event(files, content)])
-    unsigned = sign_fusion(charter, folder, content)
+    release(charter, files, content, observer)
+    return FusedFederation(charter, files, content)
+
+
+def release(charter: Charter, files: FederationFiles, content: FederationResult, observer: Observer) -> None:
+    """Sign the result in use and its models, write that down, and keep the version."""
+    unsigned = sign_fusion(charter, files.folder, content)
     if unsigned is not None:
         observer.note(unsigned)
     else:
-        write_down(charter, folder, [release_event(charter, content)])
-    return FusedFederation(charter, files, content)
+        write_down(charter, files.folder, [release_event(charter, content)])
+    keep_version(files, content)
 
 
 def _examined(charter: Charter, files: FederationFiles, sent: Sent, rules: Rules) -> Intake:

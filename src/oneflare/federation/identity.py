@@ -15,7 +15,7 @@ from typing import Any
 from oneflare.core.plain import plain
 from oneflare.errors import ConfigError, UploadError
 from oneflare.federation.charter import Charter, short
-from oneflare.upload.signing import check_name, verify
+from oneflare.upload.signing import MESSAGE, check_name, verify
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
 """how far a member's clock may be ahead of the coordinator's"""
@@ -90,20 +90,49 @@ def _moment(path: Path, created: Any) -> datetime:
 
 
 def _signed_by(path: Path, manifest: Mapping[str, Any], charter: Charter, member: str) -> str | None:
-    wanted, signature = charter.members.get(member), manifest.get("signature")
+    signature = manifest.get("signature")
     if signature is None:
-        if wanted is not None:
-            raise UploadError(f"{path}: is not signed, but {member} has a key; train with --key")
-        return None
+        return check_signature(path, None, charter, member)
     key = signature.get("key") if isinstance(signature, dict) else None
     value = signature.get("value") if isinstance(signature, dict) else None
     if not isinstance(key, str) or not isinstance(value, str):
         raise UploadError(f"{path}: the signature is damaged; send it again")
+    return check_signature(path, Signature(key, value, str(manifest["digest"])), charter, member)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a file from a member says of who signed it."""
+
+    key: str
+    value: str
+    digest: str
+    """of all else in the file: what is signed"""
+    message: bytes = MESSAGE
+    """what kind of thing the digest is of"""
+
+
+UPLOADED = ("train with --key", "`oneflare client train` with the new key signs it again, without training")
+
+
+def check_signature(
+    path: Path, signature: Signature | None, charter: Charter, member: str, remedies: tuple[str, str] = UPLOADED
+) -> str | None:
+    """The key that signed a member's file; refuses what the member did not sign, or did not sign as it is.
+
+    None where it is not signed and the charter asks for no key of this member. remedies: for a file that is not signed,
+    and for one under a revoked key.
+    """
+    wanted = charter.members.get(member)
+    if signature is None:
+        if wanted is not None:
+            raise UploadError(f"{path}: is not signed, but {member} has a key; {remedies[0]}")
+        return None
+    key = signature.key
     revoked = (charter.revoked or {}).get(key)
-    if revoked is not None and manifest["digest"] not in revoked.keep:
+    if revoked is not None and signature.digest not in revoked.keep:
         raise UploadError(
-            f"{path}: is signed with a key of {revoked.member} that was revoked on {revoked.since[:10]}; "
-            "`oneflare client train` with the new key signs it again, without training"
+            f"{path}: is signed with a key of {revoked.member} that was revoked on {revoked.since[:10]}; {remedies[1]}"
         )
     if revoked is None and wanted is not None and key != wanted:
         raise UploadError(f"{path}: is signed with another key than the one admitted for {member}")
@@ -111,9 +140,9 @@ def _signed_by(path: Path, manifest: Mapping[str, Any], charter: Charter, member
     if owner is not None and owner != member:
         raise UploadError(f"{path}: is signed with {owner}'s key, but says it is from {member}; each sends its own")
     try:
-        genuine = verify(key, value, str(manifest["digest"]))
+        genuine = verify(key, signature.value, signature.digest, signature.message)
     except ConfigError:
         genuine = False
     if not genuine:
-        raise UploadError(f"{path}: the signature is not {member}'s; it was forged or the upload altered")
+        raise UploadError(f"{path}: the signature is not {member}'s; it was forged or the file altered")
     return key

@@ -43,6 +43,11 @@ EVENTS = {
     "failed": "a fusion was tried, and nothing was changed",
     "fused": "a model was made",
     "released": "model and result were signed",
+    "scored": "a member's scores of the model were examined and are part of the result",
+    "thresholds": "thresholds for classes or for unknown images were chosen or removed",
+    "rolled_back": "an earlier version of the model was put in use again",
+    "roster": "the coordinator signed who takes part in the next total of masked sums",
+    "closed": "a round of masked sums was closed: who is in the total, and who is missing",
     "rotated": "a member's or the coordinator's key was replaced by one that the old key signed",
     "revoked": "a member's key was revoked",
 }

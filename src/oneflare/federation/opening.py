@@ -46,6 +46,11 @@ def decrypted(charter: Charter, folder: Path) -> Iterator[Opener]:
     def opened(path: Path) -> Path:
         nonlocal number
         if not path.name.endswith(SUFFIX) and not is_encrypted(path):
+            if charter.encryption is not None and not _own_copy(path, folder):
+                raise UploadError(
+                    f"{path}: is not encrypted, and the terms ask for it; the member sends the file "
+                    f"{path.name}{SUFFIX}, which `oneflare client train` has written beside it"
+                )
             return path
         if key is None:
             missing = f"{folder / PRIVATE} is missing" if charter.encryption else f"{FILE} names no key for encryption"
@@ -59,3 +64,17 @@ def decrypted(charter: Charter, folder: Path) -> Iterator[Opener]:
         yield opened
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+OWN = ("members", "masked", "models")
+"""folders of a federation with uploads that were decrypted before"""
+
+
+def _own_copy(path: Path, folder: Path) -> bool:
+    """Whether an upload lies where the federation keeps decrypted copies, or came through Flower's own encryption."""
+    try:
+        inside = path.resolve().relative_to(folder.resolve())
+    except ValueError:
+        return False
+    through_flower = inside.parts[0] == "inbox" and len(inside.parts) > 1 and inside.parts[1].startswith("flower-")
+    return inside.parts[0] in OWN or through_flower

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from oneflare.core.files import read_regular, write_text
 from oneflare.core.plain import markdown
+from oneflare.federation.card import head, lineage_section, scores_section
 from oneflare.federation.charter import FILE, Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused
 from oneflare.federation.recording import check_log
 from oneflare.federation.result import Change, FederationResult
+from oneflare.federation.story import decision_of, federation_story
+from oneflare.federation.verdict import RULE
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import known_key, sign_card
+from oneflare.models.decisions import Decision
 from oneflare.models.sealing import check_seal
-from oneflare.report import figures
+from oneflare.report.rendering import render_page
 
 RESULT_BYTES = 1 << 28
+SCRIPTS = ("chart.js", "federation.js", "frame.js")
+STYLES = ("page.css", "federation.css")
+SECTIONS = (
+    ("classes", "Class by class"),
+    ("members", "Member by member"),
+    ("absent", "Who is not in"),
+    ("timeline", "What happened"),
+    ("versions", "Versions"),
+    ("privacy", "What left the members"),
+    ("limits", "Use, limits, terms"),
+    ("rule", "How it is judged"),
+)
 FEW = 20
 """a class with fewer images than this, over all members, is named in the limits"""
 
@@ -38,44 +52,39 @@ def read_federation(folder: Path) -> FusedFederation:
 
 
 def write_card(fused: FusedFederation) -> Path:
-    write_text(fused.files.card, card(fused.charter, fused.content))
+    decision = decision_of(fused.files, fused.content)
+    write_text(fused.files.card, card(fused.charter, fused.content, decision))
     sign_card(fused.charter, fused.files.card, fused.content)
     return fused.files.card
 
 
 def write_federation_page(fused: FusedFederation) -> Path:
-    from jinja2 import Environment
-
-    source = resources.files("oneflare.federation").joinpath("page.html.j2").read_text()
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    content = fused.content
-    page = environment.from_string(source).render(
-        charter=fused.charter,
-        content=content,
-        fingerprint=short(fused.charter.fingerprint),
-        limits=limits(fused.charter, content),
+    """The page that says whether to deploy the model, beside it."""
+    charter, content = fused.charter, fused.content
+    log = check_log(fused.files.folder, charter)
+    known = limits(charter, content, decision_of(fused.files, content))
+    story = federation_story(charter, fused.files, content, known, log)
+    page = render_page(
+        "federation.html.j2",
+        story.to_dict(),
+        SCRIPTS,
+        STYLES,
+        title=f"Federation {charter.name}",
+        story=story,
+        sections=SECTIONS,
+        folder=fused.files.folder.name,
+        fingerprint=short(charter.fingerprint),
+        terms=charter.to_yaml(),
         change=change_lines(content.change),
-        figure=None if content.table is None else _owners(content.table, content.classes),
-        terms=fused.charter.to_yaml(),
-        log=check_log(fused.files.folder, fused.charter),
+        tests={str(one.member): one.test for one in content.scores or ()},
+        rule=RULE,
+        size_text=size_text,
     )
     write_text(fused.files.report, page)
     return fused.files.report
 
 
-def _owners(table: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
-    """Images per member and class, as SVG text."""
-    import matplotlib as mpl
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "oneflare", "svg.fonttype": "none", "font.size": 9}):
-        figure = figures.client_class({"table": table, "classes": classes})
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
-def limits(charter: Charter, content: FederationResult) -> list[str]:
+def limits(charter: Charter, content: FederationResult, decision: Decision | None = None) -> list[str]:
     """What a user of the model must know, from the charter and from the uploads themselves."""
     lines = [charter.limits.strip()] if charter.limits.strip() else []
     tables = content.table
@@ -100,14 +109,21 @@ def limits(charter: Charter, content: FederationResult) -> list[str]:
         lines.append("Class counts were withheld: nobody can say which classes are rare.")
     if content.missing:
         lines.append(f"Admitted members that sent no usable upload: {_listed(content.missing)}.")
-    if content.test_images is None:
+    if content.test_images is None and content.scores is None:
         lines.append("Its accuracy has not been measured here; `oneflare evaluate MODEL --data FOLDER` does.")
     image = charter.inputs.decoded
     kind = "grey" if image.channels == 1 else "colour"
-    lines.append(
-        f"Every image is brought to {image.size}x{image.size} {kind} and gets one of {len(charter.classes)} classes; "
-        "there is no answer 'none of these', and images unlike the members' get a confident but empty answer."
-    )
+    seen = f"Every image is brought to {image.size}x{image.size} {kind} and gets one of {len(charter.classes)} classes"
+    if decision is not None and decision.floor is not None and decision.keeps is not None:
+        lines.append(
+            f"{seen} or the answer 'none of the known classes', which was to be given to {1 - decision.keeps:.0%} of "
+            "the members' own test images; how many other images get it was not measured."
+        )
+    else:
+        lines.append(
+            f"{seen}; there is no answer 'none of these', and images unlike the members' get a confident but empty "
+            "answer."
+        )
     if charter.inputs.backbone is not None:
         name, digest = charter.inputs.backbone.name, charter.inputs.backbone.digest
         lines.append(
@@ -165,10 +181,11 @@ def _privacy(charter: Charter) -> str:
     return f"Uploads are {'; and '.join(held)}. They hold no image, but no formal privacy is promised for them."
 
 
-def card(charter: Charter, content: FederationResult) -> str:
+def card(charter: Charter, content: FederationResult, decision: Decision | None = None) -> str:
     """Markdown."""
     own = content.own
     lines = [
+        *head(charter, content),
         f"# Model of the federation {charter.name}",
         "",
         f"Fused {content.fused[:19]} UTC with OneFlare {content.oneflare} from {len(content.members)} "
@@ -182,7 +199,7 @@ def card(charter: Charter, content: FederationResult) -> str:
         "",
         "## Limits",
         "",
-        *(f"- {markdown(line)}" for line in limits(charter, content)),
+        *(f"- {markdown(line)}" for line in limits(charter, content, decision)),
         "",
         "## Members",
         "",
@@ -209,6 +226,7 @@ def card(charter: Charter, content: FederationResult) -> str:
         lines.append(f"- left out: {markdown(verdict.who)} ({markdown(name)}): {markdown(verdict.reason)}")
     if left_out:
         lines.append("")
+    lines += scores_section(content.pooled)
     lines += [
         "## Method",
         "",
@@ -216,7 +234,7 @@ def card(charter: Charter, content: FederationResult) -> str:
         f"one upload each, fused by {content.headline}: {own.parameters:,} parameters, "
         f"{own.forward_passes} forward pass{'es' if own.forward_passes > 1 else ''} per image.",
         "",
-        "## Measured",
+        "## Measured by the coordinator",
         "",
     ]
     if content.test_images is None:
@@ -232,7 +250,7 @@ def card(charter: Charter, content: FederationResult) -> str:
             assert scores is not None
             shown = (scores.accuracy, scores.balanced_accuracy, scores.worst_class, scores.calibration_error)
             lines.append(f"| {name} | " + " | ".join(f"{100 * figure:.1f}" for figure in shown) + " |")
-    lines += ["", f"Model file `{own.model}`, SHA-256 `{own.sha256}`.", ""]
+    lines += ["", *lineage_section(charter, content)]
     return "\n".join(lines)
 
 

@@ -13,8 +13,10 @@ from oneflare.federation.charter import Charter
 from oneflare.federation.intake import Intake
 from oneflare.federation.log import Event, FederationLog, Position, Verified
 from oneflare.federation.result import FederationResult
+from oneflare.federation.scores import MemberScores
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import coordinator_key
+from oneflare.upload.masking.roster import Roster
 
 
 def write_down(charter: Charter, folder: Path, events: Sequence[Event]) -> Position:
@@ -64,10 +66,53 @@ def fusion_event(files: FederationFiles, content: FederationResult) -> Event:
             "members": [f"{member.name}:{member.digest[:16]}" for member in content.members],
             "fusion": content.headline,
             "suspects": list(content.suspects),
+            "version": content.version,
             "model": content.own.sha256,
-            "result": hashlib.sha256(files.result.read_bytes()).hexdigest(),
+            "result": _digest(files),
         },
     )
+
+
+def score_events(files: FederationFiles, accepted: Sequence[tuple[str, MemberScores]]) -> list[Event]:
+    """Scores that are part of the result now. accepted: files and what is in them"""
+    return [
+        Event(
+            "scored",
+            {
+                "who": scores.member,
+                "file": file,
+                "digest": scores.digest,
+                "signed": scores.signature is not None,
+                "accuracy": round(scores.together.accuracy.value, 4),
+                "images": scores.together.images,
+                "model": scores.model,
+                "result": _digest(files),
+            },
+        )
+        for file, scores in accepted
+    ]
+
+
+def rollback_event(files: FederationFiles, content: FederationResult, instead_of: int | None) -> Event:
+    """An earlier version is in use again."""
+    facts = {"version": content.version, "instead_of": instead_of, "model": content.own.sha256}
+    return Event("rolled_back", facts | {"result": _digest(files)})
+
+
+def roster_event(roster: Roster, without: Sequence[str]) -> Event:
+    """The coordinator signed a roster."""
+    facts = {"number": roster.number, "members": list(roster.names), "without": list(without)}
+    return Event("roster", facts | {"threshold": roster.threshold, "digest": roster.digest})
+
+
+def closed_event(roster: Roster, uploaded: Mapping[str, str], missing: Sequence[str]) -> Event:
+    """A round of masked sums was closed. uploaded: member -> digest of its upload"""
+    members = [f"{name}:{digest[:16]}" for name, digest in uploaded.items()]
+    return Event("closed", {"roster": roster.number, "members": members, "missing": list(missing)})
+
+
+def _digest(files: FederationFiles) -> str:
+    return hashlib.sha256(files.result.read_bytes()).hexdigest()
 
 
 def release_event(charter: Charter, content: FederationResult) -> Event:
@@ -85,9 +130,8 @@ def check_log(folder: Path, charter: Charter, expected: Sequence[tuple[str, Posi
     if last.log is not None:
         others.append((files.result.name, last.log))
     found = log.verify(charter.signing_keys, *others)
-    fused = [entry for entry in found.entries if entry.event == "fused"]
-    digest = hashlib.sha256(files.result.read_bytes()).hexdigest()
-    if not fused or fused[-1].details.get("result") != digest:
-        problem = f"{files.result.name} is not the one that the log's last fusion wrote"
+    written = [entry for entry in found.entries if entry.event in ("fused", "scored", "rolled_back")]
+    if not written or written[-1].details.get("result") != _digest(files):
+        problem = f"{files.result.name} is not the one that the log's last fusion, scores or rollback wrote"
         return Verified(found.entries, (*found.problems, problem), found.position)
     return found

@@ -12,6 +12,7 @@ from oneflare.core.records import parse_record, record_to_dict
 from oneflare.federation.admission import AdmissionResult
 from oneflare.federation.intake import Examination
 from oneflare.federation.log import Position
+from oneflare.federation.scores import MemberScores, PooledScores, pooled
 from oneflare.metrics.classification import Scores
 
 REMEDY = "restore it from a copy, or remove it and fuse again"
@@ -118,6 +119,12 @@ class FederationResult:
     """where the log was before this fusion was written down; None where an earlier version fused"""
     masked: MaskedTotal | None = None
     """None where sums are not masked"""
+    scores: tuple[MemberScores, ...] | None = None
+    """what members measured of the federation's own model, in order of name; None while nobody has sent any"""
+    version: int | None = None
+    """number of this version; None where an earlier version of the package fused"""
+    before: str | None = None
+    """SHA-256 of the model of the version before; None for the first"""
 
     @classmethod
     def read(cls, path: Path) -> FederationResult:
@@ -145,6 +152,11 @@ class FederationResult:
         """`(members, classes)` images; None where a member withholds its counts."""
         rows = tuple(member.counts for member in self.members if member.counts is not None)
         return rows if len(rows) == len(self.members) else None
+
+    @property
+    def pooled(self) -> PooledScores | None:
+        """What members measured of the federation's own model, together."""
+        return pooled(self.scores) if self.scores else None
 
     def to_dict(self) -> dict[str, Any]:
         return record_to_dict(self)

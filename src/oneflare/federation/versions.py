@@ -1,7 +1,8 @@
 """The files of a federation by file, and how a new fusion replaces an earlier one without losing it.
 
-A fusion is prepared beside the files in use and put in their place when all of it is there. The version before it stays
-whole in `previous/`, unless somebody was removed who is in it: then nothing of that version is kept.
+A fusion is prepared beside the files in use and put in their place when all of it is there. Every version stays whole
+in a folder of its own (`models/001`), unless somebody was removed who is in it: then nothing of that version is kept.
+`models/versions.json` lists them all and says which one is in use.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from oneflare.core.files import read_json, write_bytes, write_json
 from oneflare.errors import RunError, UploadError
 from oneflare.federation.charter import FILE
+from oneflare.federation.history import History, version_of
 from oneflare.federation.intake import UploadHistory
 from oneflare.federation.result import FederationResult
+from oneflare.models.decisions import decision_path, is_for
 from oneflare.models.sealing import SUFFIX
 from oneflare.upload import Upload, read_manifest
 from oneflare.upload.encryption import SUFFIX as ENCRYPTED
@@ -40,8 +44,15 @@ class FederationFiles:
         self.result = folder / RESULT
         self.card = folder / "card.md"
         self.report = folder / "report.html"
-        self.previous = folder / "previous"
         self.next = folder / ".next"
+
+    def version(self, number: int) -> Path:
+        """The folder of a version."""
+        return self.models / f"{number:03d}"
+
+    def versions(self) -> list[Path]:
+        """The folders of all versions that are there."""
+        return sorted(path for path in self.models.glob("[0-9]*") if path.is_dir())
 
     def member(self, name: str) -> Path:
         return self.members / f"{name}.safetensors"
@@ -95,57 +106,96 @@ def prepared(files: FederationFiles) -> Iterator[Path]:
 
 def install(
     files: FederationFiles, content: FederationResult, uploads: Mapping[str, Upload], removed: Mapping[str, str]
-) -> None:
-    """Put a prepared fusion in the place of the last one, which stays in `previous/` if all its members do.
+) -> FederationResult:
+    """Put a prepared fusion in the place of the last one; returns its result, which now has a number.
 
     content: the new result. Afterwards there is no file of a member that was removed, nor a model of another fusion.
     """
     old = files.last()
     for name, upload in uploads.items():
         _stage(files, name, upload)
+    if old is not None and not _includes(old, removed) and _whole(files, old):
+        old = keep_version(files, old)
     forget(files, removed)
-    if old is not None and _differs(old, content) and not _includes(old, removed) and _whole(files, old):
-        _set_aside(files)
-    for source in sorted(path for path in files.next.rglob("*") if path.is_file()):
-        target = files.folder / source.relative_to(files.next)
-        target.parent.mkdir(exist_ok=True)
-        source.replace(target)
-    current = {made.model for made in content.fusions.values()}
-    current |= {f"{MEMBERS}/{name}.safetensors" for name in uploads}
-    for path in [*files.kept(), *sorted(files.models.glob(UPLOADS))]:
-        if str(path.relative_to(files.folder)) not in current:
-            path.unlink()
+    content = _numbered(files, old, content, removed)
+    _put_in_place(files, content, uploads)
     newest = {name: when for name, when in files.known().newest.items() if name not in removed}
     newest |= {name: str(upload.manifest["created"]) for name, upload in uploads.items()}
     write_json(files.state, {"removed": dict(removed), "newest": newest})
     content.write(files.result)
+    return content
+
+
+def _put_in_place(files: FederationFiles, content: FederationResult, names: Collection[str]) -> None:
+    """Move all that was prepared to its place, and delete models and uploads that are not part of it."""
+    for source in sorted(path for path in files.next.rglob("*") if path.is_file()):
+        target = files.folder / source.relative_to(files.next)
+        target.parent.mkdir(exist_ok=True)
+        source.replace(target)
+    current = {made.model for made in content.fusions.values()} | {f"{MEMBERS}/{name}.safetensors" for name in names}
+    for path in [*files.kept(), *sorted(files.models.glob(UPLOADS))]:
+        if str(path.relative_to(files.folder)) not in current:
+            path.unlink()
+    thresholds = decision_path(files.model)
+    if thresholds.exists() and not is_for(thresholds, content.own.sha256):
+        thresholds.unlink()
+
+
+def _numbered(
+    files: FederationFiles, old: FederationResult | None, content: FederationResult, removed: Collection[str]
+) -> FederationResult:
+    """The result as the next version; the same fusion made again stays the version that it is, with its scores."""
+    history = History.read(files.models)
+    if old is None or differs(old, content):
+        earlier = 0 if old is None else old.version or 1
+        number = max(history.next_number(), earlier + 1)
+        return replace(content, version=number, before=None if old is None else old.own.sha256)
+    scores = tuple(one for one in old.scores or () if one.member not in removed)
+    return replace(content, version=old.version or 1, before=old.before, scores=scores or None)
 
 
 def _stage(files: FederationFiles, name: str, upload: Upload) -> None:
-    """A copy of a verified upload beside the models, before any file is touched: it may itself lie in `previous/`."""
+    """A copy of a verified upload beside the models, before any file is touched: it may lie in a version's folder."""
     target = files.next / MEMBERS / f"{name}.safetensors"
     target.parent.mkdir(exist_ok=True)
     write_bytes(target, upload.content())
 
 
-def forget(files: FederationFiles, removed: Collection[str]) -> None:
-    """Delete the previous version if somebody who was removed is in it, and what the removed sent through Flower."""
+def forget(files: FederationFiles, removed: Mapping[str, str]) -> None:
+    """Delete every version in which somebody is who was removed, and what the removed sent through Flower."""
     if not removed:
         return
-    if files.previous.exists():
+    history = History.read(files.models)
+    for folder in files.versions():
         try:
-            includes = _includes(FederationResult.read(files.previous / RESULT), removed)
+            gone = [name for name in removed if _includes(FederationResult.read(folder / RESULT), [name])]
         except RunError:
-            includes = True
-        if includes:
-            shutil.rmtree(files.previous)
+            gone = list(removed)
+        if gone:
+            shutil.rmtree(folder)
+            when = max(removed[name] for name in gone)[:10]
+            reason = f"{' and '.join(gone)} {'are' if len(gone) > 1 else 'is'} in it and left on {when}"
+            history = history.without_files(int(folder.name), reason)
+    history = _also_the_last(files, history, removed)
+    if history.versions:
+        history.write(files.models)
     for path in sorted(files.folder.glob(f"inbox/flower-*/{UPLOADS}")):
         with contextlib.suppress(UploadError):
             if read_manifest(path).get("member") in removed:
                 path.unlink()
 
 
-def _differs(old: FederationResult, new: FederationResult) -> bool:
+def _also_the_last(files: FederationFiles, history: History, removed: Mapping[str, str]) -> History:
+    """The list with the version in use, if it is not there because it was made before versions were kept."""
+    last = files.last()
+    if last is None or any(one.number == (last.version or 1) for one in history.versions):
+        return history
+    history = history.with_version(version_of(last.version or 1, last))
+    gone = [name for name in removed if _includes(last, [name])]
+    return history.without_files(last.version or 1, f"{' and '.join(gone)} left") if gone else history
+
+
+def differs(old: FederationResult, new: FederationResult) -> bool:
     """Whether a fusion is another one: other uploads or other models."""
 
     def facts(content: FederationResult) -> Any:
@@ -158,33 +208,63 @@ def _differs(old: FederationResult, new: FederationResult) -> bool:
 
 
 def _includes(content: FederationResult, names: Collection[str]) -> bool:
-    return any(name in names for name in content.names)
+    """Whether one of them is in a version: by its upload, or by scores that it sent."""
+    return any(name in names for name in (*content.names, *(one.member for one in content.scores or ())))
 
 
-def _whole(files: FederationFiles, content: FederationResult) -> bool:
+def _whole(files: FederationFiles, content: FederationResult, folder: Path | None = None) -> bool:
     """Whether the models that a result names are there and are the ones it was written for."""
     for made in content.fusions.values():
-        path = files.folder / made.model
+        path = (folder or files.folder) / made.model
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != made.sha256:
             return False
     return True
 
 
-def _set_aside(files: FederationFiles) -> None:
-    """The version in use also as `previous/`: whole, or the one before it stays."""
-    fresh = files.folder / ".previous"
+def keep_version(files: FederationFiles, content: FederationResult) -> FederationResult:
+    """The version in use also in a folder of its own, whole, as it is now; returns its result with its number.
+
+    content: what the result in use says.
+    """
+    if content.version is None:  # fused before versions had numbers
+        content = replace(content, version=History.read(files.models).next_number())
+    number = content.version or 1
+    fresh, target = files.models / f".{number:03d}", files.version(number)
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    for name in (MODEL, MODELS, MEMBERS, RESULT, files.card.name, files.report.name):
+    fresh.mkdir(parents=True)
+    thresholds = decision_path(files.model).name
+    for name in (MODEL, MODELS, MEMBERS, RESULT, thresholds, files.card.name, files.report.name):
         source = files.folder / name
         for path in sorted(source.glob(UPLOADS)) if source.is_dir() else [source]:
             for file in (path, path.with_name(path.name + SUFFIX)):
                 if file.is_file():
-                    target = fresh / file.relative_to(files.folder)
-                    target.parent.mkdir(exist_ok=True)
-                    _second_name(file, target)
-    shutil.rmtree(files.previous, ignore_errors=True)
-    fresh.rename(files.previous)
+                    copy = fresh / file.relative_to(files.folder)
+                    copy.parent.mkdir(exist_ok=True)
+                    _second_name(file, copy)
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+    History.read(files.models).with_version(version_of(number, content)).write(files.models)
+    return content
+
+
+def put_back(files: FederationFiles, number: int) -> FederationResult:
+    """Make an earlier version the one in use, from its folder; returns its result."""
+    version = History.read(files.models).find(number)
+    source = files.version(number)
+    if version.deleted is not None:
+        raise RunError(f"version {number} was deleted, because {version.deleted}; fuse again for a model of the others")
+    content = FederationResult.read(source / RESULT)
+    if not _whole(files, content, source):
+        raise RunError(f"{source} is damaged: its models are not those that were fused; choose another version")
+    with prepared(files) as place:
+        for path in [*sorted(source.rglob("*.safetensors")), *source.glob(decision_path(files.model).name)]:
+            copy = place / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            _second_name(path, copy)
+        _put_in_place(files, content, content.names)
+    content = replace(content, version=number)
+    content.write(files.result)
+    return content
 
 
 def _second_name(path: Path, target: Path) -> None:

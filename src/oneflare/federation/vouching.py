@@ -12,8 +12,10 @@ from pathlib import Path
 from oneflare.errors import ConfigError
 from oneflare.federation.charter import FILE, Charter, read_charter
 from oneflare.federation.result import FederationResult
+from oneflare.models.decisions import KIND as THRESHOLDS
+from oneflare.models.decisions import decision_path
 from oneflare.models.sealing import MODELS, SUFFIX, seal
-from oneflare.upload.signing import SigningKey, generate, public_key_of, read_key
+from oneflare.upload.signing import SigningKey, can_sign, generate, public_key_of, read_key
 
 PRIVATE, PUBLIC = "coordinator.key", "coordinator.pub"
 
@@ -30,11 +32,10 @@ class TrustedKey:
 
 def make_key(folder: Path) -> str | None:
     """A key pair for a new federation, or the one that is there; None where signatures are not installed."""
-    private = folder / PRIVATE
-    try:
-        return (read_key(private) if private.exists() else generate(private, folder / PUBLIC)).public
-    except ImportError:
+    if not can_sign():
         return None
+    private = folder / PRIVATE
+    return (read_key(private) if private.exists() else generate(private, folder / PUBLIC)).public
 
 
 def coordinator_key(charter: Charter, folder: Path) -> SigningKey | None:
@@ -67,7 +68,15 @@ def sign_fusion(charter: Charter, folder: Path, content: FederationResult) -> st
     for made in content.fusions.values():
         seal(folder / made.model, key, kind="model", **words)
     seal(folder / "result.json", key, kind="result", **words)
+    sign_thresholds(charter, folder, content)
     return None
+
+
+def sign_thresholds(charter: Charter, folder: Path, content: FederationResult) -> None:
+    """Sign the thresholds beside the model in use, where there are any and the key is here."""
+    path, key = decision_path(folder / content.own.model), coordinator_key(charter, folder)
+    if key is not None and path.exists():
+        seal(path, key, kind=THRESHOLDS, federation=charter.fingerprint, signed=content.fused)
 
 
 def sign_card(charter: Charter, card: Path, content: FederationResult) -> None:
@@ -80,7 +89,7 @@ def known_key(file: Path, given: str | None) -> TrustedKey | None:
     """The key to check a file with: the given one (itself or its file), else that of the charter beside the file."""
     if given is not None:
         return TrustedKey(public_key_of(given), "--key")
-    folder = file.parent.parent if file.parent.name == MODELS else file.parent
+    folder = federation_of(file)
     if not (folder / FILE).is_file():
         return None
     charter = read_charter(folder)
@@ -88,3 +97,10 @@ def known_key(file: Path, given: str | None) -> TrustedKey | None:
     if key is None:
         return None
     return TrustedKey(key, str(folder / FILE), charter.fingerprint)
+
+
+def federation_of(file: Path) -> Path:
+    """The folder in which a federation's charter lies, if the file is one of its models or belongs to a version."""
+    folder = file.parent.parent if file.parent.name == MODELS else file.parent
+    version = folder.parent.name == MODELS and folder.name.isdecimal()
+    return folder.parent.parent if version else folder

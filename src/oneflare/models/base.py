@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from oneflare.data import ImageSpec, prepare
 from oneflare.errors import DataError
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.backbones import frozen
+
+if TYPE_CHECKING:
+    from oneflare.models.decisions import Decision
 
 BATCH = 256
 PROCESSOR = torch.device("cpu")
@@ -63,6 +66,16 @@ class Cost:
     forward_passes: int
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What a model makes of n images."""
+
+    logits: Tensor
+    """`(n, C)`"""
+    familiarity: Tensor | None = None
+    """`(n,)` how far the members know the image, larger for more; None where the model cannot tell"""
+
+
 KINDS: dict[str, type[GlobalModel]] = {}
 
 
@@ -79,6 +92,8 @@ class GlobalModel(ABC):
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.decision: Decision | None = None
+        """thresholds that were chosen for the model; None: the most likely class is the answer"""
 
     @property
     @abstractmethod
@@ -104,11 +119,25 @@ class GlobalModel(ABC):
         self.device = torch.device(device)
         return self
 
+    @property
+    def familiarity_bound(self) -> float | None:
+        """No familiarity is farther from 0 than this; None where the model cannot tell unknown images from known."""
+        return None
+
+    def answers(self, images: Tensor, batch_size: int = BATCH) -> Answers:
+        """Logits, and where the model can tell, how far the members know each image."""
+        return Answers(self.logits(images, batch_size))
+
     def predict_proba(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
         return self.logits(images, batch_size).softmax(1)
 
     def predict(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
         return self.logits(images, batch_size).argmax(1)
+
+    def decide(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
+        """The class of every image by the model's thresholds `(n,)`, -1 for none of the known classes."""
+        answers = self.answers(images, batch_size)
+        return answers.logits.argmax(1) if self.decision is None else self.decision.labels(answers)
 
     def save(self, path: Path, *, embed: bool = True) -> None:
         """One file. Without `embed`, members stay where they are and are referred to by relative path and digest."""

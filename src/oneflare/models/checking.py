@@ -7,6 +7,7 @@ which shows whether its tensors fit each other, the members and the classes.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ FUSE_AGAIN = "give a model that a fusion has written, or fuse again"
 
 
 def read_model_file(path: Path, key: str | None = None, federation: str | None = None) -> dict[str, Any]:
-    """The checked content of a model file: its kind, its task and its state, and what else it says.
+    """The checked content of a model file: its kind, its task and its state, what else it says, and its SHA-256.
 
     key: the coordinator's public key, with which the file must then be signed; federation: for which fingerprint
     """
@@ -46,7 +47,7 @@ def read_model_file(path: Path, key: str | None = None, federation: str | None =
         _check_fields(model)
     except ValueError as error:
         raise RunError(f"{path} is not a OneFlare model, or is damaged: {error}; {FUSE_AGAIN}") from None
-    return dict(model)
+    return dict(model) | {"sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _check_fields(model: Any) -> None:

@@ -12,6 +12,7 @@ from oneflare.core.plugins import load_plugins
 from oneflare.errors import ConfigError, RunError
 from oneflare.models.base import KINDS, GlobalModel, Task
 from oneflare.models.checking import FUSE_AGAIN, read_model_file, rehearse
+from oneflare.models.decisions import decision_path, read_decision
 from oneflare.nn import build_encoder
 from oneflare.nn.encoders import CUSTOM
 
@@ -22,7 +23,7 @@ def load_model(
     """Read a saved model; a custom encoder must be given again, its code is not in the file.
 
     key: the coordinator's public key; a file that it has not signed is refused. federation: also one that was signed
-    for another fingerprint.
+    for another fingerprint. Thresholds in a file beside the model become its `decision`.
     """
     load_plugins()
     content = read_model_file(path, key, federation)
@@ -48,4 +49,7 @@ def load_model(
         reason = plain(" ".join(str(error).split()), 160)
         raise RunError(f"{path} is not a OneFlare model ({reason}); {FUSE_AGAIN}") from None
     rehearse(path, len(task.classes), model.rehearsal)
+    chosen = decision_path(path)
+    if chosen.exists():
+        model.decision = read_decision(chosen, model, content["sha256"], key, federation)
     return model

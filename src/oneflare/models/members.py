@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from oneflare.data import prepare
 from oneflare.errors import RunError
-from oneflare.models.base import BATCH, Cost, GlobalModel, Task
+from oneflare.models.base import BATCH, Answers, Cost, GlobalModel, Task
 from oneflare.nn.encoders import Features, both_features
 from oneflare.upload import read_weights
 
@@ -39,7 +39,8 @@ class Rule(Protocol):
     itself. A rule's tensors are its dataclass fields; `RULES` lists the kinds that a model file may name. A rule with a
     class attribute `own_features = True` gets the features before a projection that widens them, with `BESIDE` both in
     one row where they differ. A class attribute
-    `remark` is told to whoever asks the model.
+    `remark` is told to whoever asks the model. A rule that can tell unknown images from known ones has a method
+    `familiarity(state)`, which gives `(n,)`, and a property `familiarity_bound`.
     """
 
     def start(self, images: int) -> Tensor:
@@ -119,8 +120,15 @@ class MemberModel(GlobalModel):
         del batch_size
         return self.rule.start(len(images))
 
+    @property
+    def familiarity_bound(self) -> float | None:
+        return getattr(self.rule, "familiarity_bound", None)
+
     def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
-        return logits_of_all({"": self}, images, batch_size)[""]
+        return self.answers(images, batch_size).logits
+
+    def answers(self, images: Tensor, batch_size: int = BATCH) -> Answers:
+        return answers_of_all({"": self}, images, batch_size)[""]
 
     def rehearsal(self) -> Tensor:
         """The same without filling the encoder with every member's weights, of which only the shapes are compared."""
@@ -166,11 +174,16 @@ class MemberModel(GlobalModel):
         )
 
 
-@torch.no_grad()
 def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size: int = BATCH) -> dict[str, Tensor]:
     """Logits of several models; those over the same uploads share one pass of every encoder."""
+    return {name: answers.logits for name, answers in answers_of_all(models, images, batch_size).items()}
+
+
+@torch.no_grad()
+def answers_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size: int = BATCH) -> dict[str, Answers]:
+    """Answers of several models; those over the same uploads share one pass of every encoder."""
     streaming = {name: model for name, model in models.items() if isinstance(model, MemberModel)}
-    result = {name: model.logits(images, batch_size) for name, model in models.items() if name not in streaming}
+    result = {name: model.answers(images, batch_size) for name, model in models.items() if name not in streaming}
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, model in streaming.items():
         groups.setdefault(tuple(member.digest for member in model.members), []).append(name)
@@ -196,9 +209,15 @@ def logits_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size:
                     else:
                         model.rule.add(state, rows, index, wanted)
         for name, model, state in zip(names, group, states, strict=True):
-            result[name] = model.rule.finish(state)
+            result[name] = finished(model.rule, state)
             model.unanswered = [before + now for before, now in zip(model.unanswered, unanswered, strict=True)]
     return result
+
+
+def finished(rule: Rule, state: Tensor) -> Answers:
+    """What a rule makes of its accumulator when every member was heard."""
+    familiarity = rule.familiarity(state) if hasattr(rule, "familiarity") else None
+    return Answers(rule.finish(state), familiarity)
 
 
 def features_for(rule: Rule, features: Features) -> Tensor:

@@ -7,7 +7,7 @@ import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from oneflare.core.seeds import torch_generator
 from oneflare.data.dataset import normalise
 from oneflare.errors import ConfigError, RunError
 from oneflare.models.analytic import AnalyticMemberModel, FeatureModel
-from oneflare.models.base import GlobalModel, SingleModel
-from oneflare.models.members import MemberModel, added, features_for
+from oneflare.models.base import Answers, GlobalModel, SingleModel
+from oneflare.models.members import MemberModel, added, features_for, finished
 from oneflare.nn.backbone_kinds import OnnxNetwork
 from oneflare.nn.backbones import frozen, of_copies
 from oneflare.nn.encoders import both_features
@@ -30,6 +30,7 @@ OPSET = 18
 CHECKED_BATCHES = (1, 5)
 REMEDY = "fuse again with a fusion that gives one network, such as average or regmean"
 INPUT, LOGITS, PROBABILITIES = "images", "logits", "probabilities"
+LABELS, FAMILIARITY = "labels", "familiarity"
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,20 @@ class Exported:
 
 
 class Graph(nn.Module):
-    """images `(n, c, h, w)` in [0, 1] -> logits and probabilities `(n, C)`, with the pixel convention inside."""
+    """images `(n, c, h, w)` in [0, 1] -> logits and probabilities `(n, C)`, with the pixel convention inside.
+
+    A model that has thresholds also gives labels `(n,)`, -1 for none of the known classes; one that can tell unknown
+    images gives their familiarity `(n,)`. `outputs` names all of them in order.
+    """
 
     def __init__(self, model: GlobalModel) -> None:
         super().__init__()
         self.image = model.task.image
         self.backbone = _backbone(model)
         self.model = [model]  # in a list: it is no submodule
+        self.outputs = [LOGITS, PROBABILITIES]
+        self.outputs += [LABELS] if model.decision is not None else []
+        self.outputs += [FAMILIARITY] if model.familiarity_bound is not None else []
         self.encoders = nn.ModuleList()
         if isinstance(model, SingleModel):
             self.network = model.network
@@ -61,22 +69,27 @@ class Graph(nn.Module):
         elif not isinstance(model, FeatureModel):
             raise ConfigError(f"a model of kind '{model.kind}' cannot be exported; {REMEDY}")
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         model = self.model[0]
+        answers = self._answers(model, images)
+        named = {LOGITS: answers.logits, PROBABILITIES: answers.logits.softmax(1), FAMILIARITY: answers.familiarity}
+        if model.decision is not None:
+            named[LABELS] = model.decision.labels(answers)
+        return tuple(cast("Tensor", named[name]) for name in self.outputs)
+
+    def _answers(self, model: GlobalModel, images: Tensor) -> Answers:
         if self.backbone is not None:
             terms = self.image.backbone
             assert terms is not None
             images = of_copies(self.backbone, normalise(images, self.image.decoded), terms.copies)[:, :, None, None]
         if isinstance(model, FeatureModel):
-            logits = _analytic(model, images)
-        elif isinstance(model, SingleModel):
-            logits = self.network(normalise(images, self.image)) @ self.network.prototypes.T
-        else:
-            assert isinstance(model, MemberModel)
-            logits = self._members(model, images)
-        return logits, logits.softmax(1)
+            return Answers(_analytic(model, images))
+        if isinstance(model, SingleModel):
+            return Answers(self.network(normalise(images, self.image)) @ self.network.prototypes.T)
+        assert isinstance(model, MemberModel)
+        return self._members(model, images)
 
-    def _members(self, model: MemberModel, images: Tensor) -> Tensor:
+    def _members(self, model: MemberModel, images: Tensor) -> Answers:
         state = model.rule.start(images.shape[0])
         if isinstance(model, AnalyticMemberModel):
             state[:, 0] = _analytic(model.analytic, images).log_softmax(1)
@@ -84,7 +97,7 @@ class Graph(nn.Module):
         for index, encoder in enumerate(self.encoders):
             features = features_for(model.rule, both_features(encoder, inputs))
             state = added(model.rule, state, index, features)
-        return model.rule.finish(state)
+        return finished(model.rule, state)
 
 
 def _backbone(model: GlobalModel) -> nn.Module | None:
@@ -121,7 +134,7 @@ def export_onnx(model: GlobalModel, path: Path) -> Exported:
     graph = Graph(model).eval()
     content = _trace(graph, model)
     proto = onnx.load_from_string(content)
-    for key, value in (("classes", "\n".join(model.task.classes)), ("producer", "oneflare")):
+    for key, value in _metadata(model).items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value
     content = proto.SerializeToString()
@@ -130,10 +143,23 @@ def export_onnx(model: GlobalModel, path: Path) -> Exported:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     difference = max(_difference(model, session, batch) for batch in CHECKED_BATCHES)
+    if model.decision is not None:
+        _check_labels(model, session)
     if not difference <= TOLERANCE:
         raise RunError(f"the exported graph differs from the model by {difference:.2g}; nothing was written")
     write_bytes(path, content)
     return Exported(path, len(content), difference)
+
+
+def _metadata(model: GlobalModel) -> dict[str, str]:
+    """What programs that run the graph can read of it: classes, and how labels are chosen, a class on each line."""
+    told = {"classes": "\n".join(model.task.classes), "producer": "oneflare"}
+    decision = model.decision
+    if decision is not None:
+        told["thresholds"] = "\n".join("" if limit is None else repr(limit) for limit in decision.thresholds)
+    if decision is not None and decision.floor is not None:
+        told["least_familiarity"] = repr(decision.floor)
+    return told
 
 
 def _trace(graph: Graph, model: GlobalModel) -> bytes:
@@ -146,8 +172,8 @@ def _trace(graph: Graph, model: GlobalModel) -> bytes:
                 (_example(model, 2),),
                 buffer,  # type: ignore[arg-type]
                 input_names=[INPUT],
-                output_names=[LOGITS, PROBABILITIES],
-                dynamic_axes={name: {0: "n"} for name in (INPUT, LOGITS, PROBABILITIES)},
+                output_names=graph.outputs,
+                dynamic_axes={name: {0: "n"} for name in (INPUT, *graph.outputs)},
                 opset_version=OPSET,
                 dynamo=False,
             )
@@ -169,3 +195,20 @@ def _difference(model: GlobalModel, session: Any, batch: int) -> float:
     images = _example(model, batch)
     probabilities = torch.from_numpy(session.run([PROBABILITIES], {INPUT: images.numpy()})[0])
     return float((probabilities - model.predict_proba(images)).abs().max())
+
+
+def _check_labels(model: GlobalModel, session: Any) -> None:
+    """Labels must be the model's; images on a border, where rounding decides, are not compared."""
+    decision, images = model.decision, _example(model, max(CHECKED_BATCHES))
+    assert decision is not None
+    answers = model.answers(images)
+    found = torch.from_numpy(session.run([LABELS], {INPUT: images.numpy()})[0])
+    best = decision.scores(answers.logits).topk(2, 1).values
+    clear = (best[:, 0] - best[:, 1]) > TOLERANCE
+    shares = answers.logits.softmax(1)
+    for label, limit in enumerate(decision.thresholds):
+        clear &= True if limit is None else (shares[:, label] - limit).abs() > TOLERANCE
+    if decision.floor is not None and answers.familiarity is not None:
+        clear &= (answers.familiarity - decision.floor).abs() > TOLERANCE
+    if bool((found != decision.labels(answers))[clear].any()):
+        raise RunError("the exported graph names other classes than the model; nothing was written")

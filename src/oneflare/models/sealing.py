@@ -21,7 +21,7 @@ SUFFIX = ".sig"
 MODELS = "models"
 MESSAGE = b"oneflare file "
 SIZE_LIMIT = 10_000
-KINDS = ("model", "card", "result")
+KINDS = ("model", "card", "result", "thresholds")
 
 
 @dataclass(frozen=True)

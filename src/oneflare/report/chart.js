@@ -142,6 +142,7 @@ function figure(id, build) {
   details.addEventListener("toggle", () => fillValues(host));
   figures[id] = () => draw(host, id, build);
 }
+const redraw = (ids) => ids.forEach((id) => figures[id] && figures[id]());
 function fillValues(host) {
   const details = host.querySelector("details.values"), plot = host.querySelector(".plot");
   if (!details.open) return;
@@ -249,3 +250,30 @@ function bright(scheme, tint, strength) {
 const cellInk = (tint, strength) => `var(--t${bright("light", tint, strength) ? 0 : 1}${bright("dark", tint, strength) ? 1 : 0})`;
 const shorten = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
 const textWidth = (text) => 7 * String(text).length;
+
+// A table of numbers as coloured cells, with the names of rows and columns.
+function heatmap(canvas, rows, columns, value, paint, words, area, edge) {
+  const wide = (area.right - area.left) / columns.length, high = (area.bottom - area.top) / rows.length;
+  canvas.reach = Math.max(wide, high) * 0.75;
+  rows.forEach((row, r) => {
+    const y = area.top + r * high;
+    if (high >= 11 || r % Math.ceil(11 / high) === 0) canvas.nodes.push(label(area.left - 7, y + high / 2 + 4, shorten(row.name, row.room || 12), { "text-anchor": "end", class: row.strong === false ? "faint" : "" }));
+    columns.forEach((column, c) => {
+      const number = value(r, c), x = area.left + c * wide, [tint, strength] = paint(number, r, c);
+      if (strength > 0) canvas.nodes.push(shape("rect", { x: x + 0.5, y: y + 0.5, width: Math.max(0.5, wide - 1), height: Math.max(0.5, high - 1), fill: `var(--${tint})`, "fill-opacity": strength.toFixed(3) }));
+      const text = words(number);
+      if (text && wide >= edge && high >= 14) {
+        canvas.nodes.push(label(x + wide / 2, y + high / 2 + 4, text, { "text-anchor": "middle", class: "cell", style: `fill:${cellInk(tint, strength)}` }));
+      }
+      canvas.points.push({ x: x + wide / 2, y: y + high / 2, title: `${row.title}, ${column.title}`, text: row.say(number) });
+    });
+  });
+  const longest = Math.max(...columns.map((column) => column.name.length));
+  const tilt = textWidth("x".repeat(longest)) > wide;
+  const every = tilt ? Math.ceil(13 / wide) : 1;
+  columns.forEach((column, c) => {
+    if (c % every) return;
+    const x = area.left + (c + 0.5) * wide, y = area.bottom + 16;
+    canvas.nodes.push(label(x, y, shorten(column.name, 12), { class: "faint", ...(tilt && longest > 2 ? { "text-anchor": "end", transform: `rotate(-45 ${x} ${y})` } : { "text-anchor": "middle" }) }));
+  });
+}

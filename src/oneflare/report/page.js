@@ -28,7 +28,6 @@ function clientChoices() {
   select.value = String(state.client);
 }
 const INSIDE = ["fig-clients", "fig-lambda", "fig-cosines", "fig-map", "fig-classes", "fig-calibration"];
-const redraw = (ids) => ids.forEach((id) => figures[id] && figures[id]());
 function choose(id, change) {
   const select = byId(id);
   if (select) select.addEventListener("change", () => change(select.value));
@@ -43,43 +42,5 @@ choose("panel", (value) => { state.panel = Number(value); showPanel(); redraw(["
 choose("fusion", (value) => { state.fusion = value; redraw(["fig-comparison", "fig-checkpoints"]); });
 choose("run", (value) => { state.run = Number(value); clientChoices(); leftOut(); diagnostics(); redraw(INSIDE); });
 choose("client", (value) => { state.client = value === "all" ? "all" : Number(value); redraw(INSIDE); });
-byId("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-});
 if (story.runs.length) { clientChoices(); leftOut(); diagnostics(); } else { for (const id of INSIDE) delete figures[id]; }
 showPanel();
-redraw(Object.keys(figures));
-let seen = document.body.clientWidth;
-new ResizeObserver(() => {
-  if (document.body.clientWidth === seen) return;
-  seen = document.body.clientWidth;
-  requestAnimationFrame(() => redraw(Object.keys(figures)));
-}).observe(document.body);
-// A table that is wider than the page says so by a shadow, and can be scrolled by keyboard.
-function scrollers() {
-  for (const node of document.querySelectorAll(".wide")) {
-    const more = node.scrollWidth > node.clientWidth + 1;
-    if (more) node.tabIndex = 0; else node.removeAttribute("tabindex");
-    node.classList.toggle("more", more && node.scrollLeft + node.clientWidth < node.scrollWidth - 2);
-  }
-}
-document.querySelectorAll(".wide").forEach((node) => node.addEventListener("scroll", scrollers, { passive: true }));
-addEventListener("toggle", scrollers, true);
-new ResizeObserver(scrollers).observe(document.body);
-scrollers();
-// Paper: figures are drawn again at its width, so that their text keeps its size; settings are opened.
-let opened = [];
-addEventListener("beforeprint", () => {
-  document.body.classList.add("printing");
-  redraw(Object.keys(figures));
-  opened = [...document.querySelectorAll("details.rule:not([open]), details.configuration:not([open]):not(#runs)")];
-  opened.forEach((node) => { node.open = true; });
-});
-addEventListener("afterprint", () => {
-  opened.forEach((node) => { node.open = false; });
-  document.body.classList.remove("printing");
-  redraw(Object.keys(figures));
-});
-document.documentElement.dataset.ready = "yes";

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from oneflare._version import __version__
 from oneflare.core.files import write_text
 from oneflare.errors import RunError
 from oneflare.report.collect import comparison_story, run_story
 from oneflare.report.forest import forest
 from oneflare.report.from_study import is_study, study_story
-from oneflare.report.lead import signed
+from oneflare.report.rendering import render_page
 from oneflare.report.settings import settings_of
 from oneflare.report.story import Story
 from oneflare.report.words import ABOUT, has_checkpoints, words_of
@@ -25,8 +20,8 @@ from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
 
 SIGNS = {"confirmed": "✔", "refuted": "✘", "undecided": "?"}
-SCRIPTS = ("chart.js", "figures.js", "page.js")
-"""read in this order into one scope; no library, no network"""
+SCRIPTS = ("chart.js", "figures.js", "page.js", "frame.js")
+STYLES = ("page.css",)
 SHOW_ALL_PANELS = 3
 """up to here the tables of all settings are open at once"""
 
@@ -68,14 +63,13 @@ def write_page(story: Story) -> Path:
 
 
 def render(story: Story) -> str:
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-    part = resources.files("oneflare.report").joinpath
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["signed"] = signed
     parts = _parts(story)
-    return environment.from_string(part("page.html.j2").read_text()).render(
+    return render_page(
+        "page.html.j2",
+        story.to_dict(),
+        SCRIPTS,
+        STYLES,
+        title=story.title,
         story=story,
         sections=_sections(story, parts),
         parts=parts,
@@ -87,10 +81,6 @@ def render(story: Story) -> str:
         main_words="the study's main fusion" if story.kind == "study" else "the method's own fusion",
         show_all=len(story.panels) <= SHOW_ALL_PANELS,
         start=_first_to_show(story),
-        version=__version__,
-        data=Markup(json_for_html(story.to_dict())),
-        css=Markup(part("page.css").read_text()),
-        script=Markup("\n".join(part(name).read_text() for name in SCRIPTS)),
     )
 
 
@@ -127,21 +117,3 @@ def _first_to_show(story: Story) -> int:
     """The run to open: the first whose lambda has a valve, else the first that has a lambda to look at."""
     pulled = [number for number, run in enumerate(story.runs) if run["lambda"] is not None]
     return next((number for number in pulled if story.runs[number]["lambda"]["bound"]), pulled[0] if pulled else 0)
-
-
-def json_for_html(value: Any) -> str:
-    """JSON that no name inside it can break out of: `<`, `>` and `&` are written as escapes, infinities as null."""
-    text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

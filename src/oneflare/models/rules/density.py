@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -37,14 +38,15 @@ class Gaussians:
 
     @classmethod
     def of(cls, means: Tensor, covariances: Tensor, spread: Tensor) -> Gaussians:
-        """means `(N, K, d)`, covariances `(N, d, d)` positive definite, spread `(N, K)`"""
-        factor = torch.linalg.cholesky(covariances.double())
+        """means `(N, K, d)`, covariances `(N, d, d)` positive definite, spread `(N, K)`; computed in the covariances'
+        own precision"""
+        factor = torch.linalg.cholesky(covariances)
         whitening = torch.linalg.solve_triangular(
-            factor, torch.eye(factor.shape[1], dtype=torch.float64).expand_as(factor), upper=False
+            factor, torch.eye(factor.shape[1], dtype=factor.dtype).expand_as(factor), upper=False
         )
-        determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
+        determinant = 2 * factor.diagonal(dim1=1, dim2=2).double().log().sum(1, keepdim=True)
         level = -(determinant + factor.shape[1] * spread.double().log()) / 2
-        centres = torch.einsum("nij,nkj->nki", whitening, means.double())
+        centres = torch.einsum("nij,nkj->nki", whitening, means.to(factor.dtype))
         return cls(whitening.float(), centres.float(), spread.float(), level.float())
 
     def take(self, rows: Tensor) -> Gaussians:
@@ -132,6 +134,15 @@ class DensityRatio:
     def finish(self, state: Tensor) -> Tensor:
         return self.sharpness * state
 
+    def familiarity(self, state: Tensor) -> Tensor:
+        """max_c sum_i w_ic r_ic / sqrt(d), `(n,)`: how much likelier the best class is than an image of nothing."""
+        return state.amax(1)
+
+    @property
+    def familiarity_bound(self) -> float:
+        """No r_ic is larger than `bound`, and the weights of a class sum to 1."""
+        return float(self.bound) / math.sqrt(self.classes_whitening.shape[1])
+
 
 @rule
 @dataclass(frozen=True)
@@ -148,3 +159,6 @@ class Corroboration(DensityRatio):
 
     def finish(self, state: Tensor) -> Tensor:
         return state[:, 0] + (self.sharpness * state[:, 1]).log_softmax(1)
+
+    def familiarity(self, state: Tensor) -> Tensor:
+        return super().familiarity(state[:, 1])

@@ -25,15 +25,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from oneflare._version import __version__
-from oneflare.data.images import decode
+from oneflare.data.reading import read_all
 from oneflare.errors import DataError
 from oneflare.models import GlobalModel
-from oneflare.models.predicting import ranking
+from oneflare.models.cards import CardText
+from oneflare.models.predicting import described
 from oneflare.models.serving.bodies import images_of
 from oneflare.models.serving.limits import Limits, RequestError, bounded
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-PATHS = ("/", "/page.js", "/health", "/metrics", "/predict")
+PATHS = ("/", "/page.js", "/about", "/health", "/metrics", "/predict")
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (
@@ -153,14 +154,14 @@ class Predictor:
         image = self.model.task.image.decoded
         names = [f"number {row + 1}" for row in range(len(contents))]
         try:
-            images = decode(contents, names, image)
+            images = read_all(contents, names, image)
         except DataError as error:
             raise RequestError(422, str(error)) from None
         started = time.perf_counter()
         with torch.no_grad():
-            probabilities = self.model.predict_proba(images)
+            answers = self.model.answers(images)
         self.metrics.predicted(len(contents), time.perf_counter() - started)
-        return [ranking(row, self.model.task.classes) for row in probabilities]
+        return described(self.model, answers)
 
 
 class RequestGate:
@@ -216,9 +217,13 @@ def _refusal(error: RequestError) -> JSONResponse:
 
 
 def build_app(
-    model: GlobalModel, limits: Limits | None = None, hosts: Sequence[str] = LOOPBACK, metrics: Metrics | None = None
+    model: GlobalModel,
+    limits: Limits | None = None,
+    hosts: Sequence[str] = LOOPBACK,
+    metrics: Metrics | None = None,
+    card: CardText | None = None,
 ) -> FastAPI:
-    """hosts: names under which browsers may reach it ("*": any); metrics: where to count"""
+    """hosts: names under which browsers may reach it ("*": any); metrics: where to count; card: what the page tells"""
     limits = limits or Limits()
     predictor = Predictor(model, limits)
     predictor.metrics = metrics or predictor.metrics
@@ -253,6 +258,19 @@ def build_app(
             "limits": asdict(limits),
         }
 
+    @app.get("/about")
+    async def about() -> dict[str, Any]:
+        """What whoever asks should know: use and limits from the card, classes and how one of them is chosen."""
+        image, decision = task.image.decoded, model.decision
+        return {
+            "use": "" if card is None else card.use,
+            "limits": [] if card is None else list(card.limits),
+            "classes": list(task.classes),
+            "thresholds": None if decision is None else list(decision.thresholds),
+            "keeps": None if decision is None or decision.floor is None else decision.keeps,
+            "image": {"channels": image.channels, "size": image.size},
+        }
+
     @app.get("/metrics")
     async def shown_metrics() -> PlainTextResponse:
         return PlainTextResponse(predictor.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -273,12 +291,14 @@ def build_app(
     return app
 
 
-def make_server(model: GlobalModel, limits: Limits | None = None, hosts: Sequence[str] = LOOPBACK) -> uvicorn.Server:
+def make_server(
+    model: GlobalModel, limits: Limits | None = None, hosts: Sequence[str] = LOOPBACK, card: CardText | None = None
+) -> uvicorn.Server:
     """A server whose `run(sockets=[...])` answers on bound sockets until a signal, or `should_exit`, stops it."""
     limits, metrics = limits or Limits(), Metrics()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # a stranger's broken form is no event of ours
     config = uvicorn.Config(
-        build_app(model, limits, hosts, metrics),
+        build_app(model, limits, hosts, metrics, card),
         http=bounded(limits, metrics.refused),
         ws="none",
         h11_max_incomplete_event_size=limits.header_bytes,
