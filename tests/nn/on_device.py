@@ -10,6 +10,7 @@ import torch
 
 from devices import NAME, counted_device, register
 from oneflare import load_model, run
+from oneflare.data.images import ImageFiles
 from oneflare.federation import coordinator  # noqa: F401  (asks for a device)
 from oneflare.nn.encoders import Features, build_encoder
 from oneflare.simulation.features import Features as FeatureReader
@@ -101,9 +102,10 @@ def test_features_are_computed_on_the_device_by_one_process(monkeypatch, tmp_pat
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
     spec = give(network, module_digest(network))
     image = input_spec(spec, None, 16)
-    expected, _ = FeatureReader(spec).read([tmp_path / "one.png"], ["one"], image)
+    files = ImageFiles([tmp_path / "one.png"], ["one"])
+    expected, _ = FeatureReader(spec).read(files, image)
     monkeypatch.setenv("ONEFLARE_CACHE", str(tmp_path / "another"))
     with counted_device(monkeypatch) as device:
-        found, _ = FeatureReader(spec, NAME).read([tmp_path / "one.png"], ["one"], image)
+        found, _ = FeatureReader(spec, NAME).read(files, image)
         assert device.into > 0
         assert torch.equal(found, expected)
