@@ -116,8 +116,8 @@ def limits(charter: Charter, content: FederationResult, decision: Decision | Non
     seen = f"Every image is brought to {image.size}x{image.size} {kind} and gets one of {len(charter.classes)} classes"
     if decision is not None and decision.floor is not None and decision.keeps is not None:
         lines.append(
-            f"{seen} or the answer 'none of the known classes', which was to be given to {1 - decision.keeps:.0%} of the "
-            "members' own test images; how many other images get it was not measured."
+            f"{seen} or the answer 'none of the known classes', which was to be given to {1 - decision.keeps:.0%} of "
+            "the members' own test images; how many other images get it was not measured."
         )
     else:
         lines.append(
