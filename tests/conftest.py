@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,24 @@ def same_answers(answers: torch.Tensor, logits: torch.Tensor) -> bool:
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is a member that has spent nothing of its privacy budget yet."""
     monkeypatch.setenv("ONEFLARE_HOME", str(tmp_path / ".home"))
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """`here(*words, cwd=folder)`: what `oneflare WORDS` answers in that folder.
+
+    The entry point runs in the process of the test, which spares the seconds in which a new one imports torch.
+    """
+    from hospitals import typed
+    from oneflare.cli import manners
+
+    def answer(*words: str, cwd: Path) -> SimpleNamespace:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(manners, "_quiet", False)
+        code, out, err = typed(capsys, *words)
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return answer
 
 
 @pytest.fixture(scope="session")

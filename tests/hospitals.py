@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,7 +17,6 @@ from oneflare.federation.charter import Charter, new_charter
 from oneflare.federation.member import make_upload, member_data
 from oneflare.upload.signing import SigningKey
 
-COMMAND = [str(Path(sys.executable).parent / "oneflare")]
 NAMES = ("east", "north", "south")
 DIGITS = [str(digit) for digit in range(10)]
 TINY = {"encoder": {"name": "conv4", "width": 4}, "train": {"epochs": 2, "batch_size": 32}}
@@ -51,13 +48,6 @@ def tiny_charter(**fields) -> Charter:
 def make(charter: Charter, data: Path, out: Path, member: str, key: SigningKey | None = None) -> Path:
     """One member's upload, in this process."""
     return make_upload(charter, member_data(charter, data)[0], out, member=member, key=key).path
-
-
-def oneflare(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    """The installed command in a process of its own."""
-    return subprocess.run(
-        [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300, env=os.environ | environment
-    )
 
 
 @contextlib.contextmanager

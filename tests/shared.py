@@ -29,6 +29,7 @@ TINY_WORDS = [
 
 
 def oneflare(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """The installed command in a process of its own."""
     return subprocess.run(
         [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300, env=os.environ | environment
     )

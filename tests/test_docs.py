@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -240,3 +241,13 @@ def test_every_test_that_the_threat_model_names_exists():
     for party in ("A member", "The coordinator", "The network", "A stranger", "A stolen disk"):
         section = page.split(f"\n## {party}\n")[1].split("\n## ")[0]
         assert "What does not stop it:" in section
+
+
+def test_every_object_of_the_python_reference_is_where_the_page_says():
+    """Building the site needs packages of its own, so a name that moved would only be noticed there."""
+    places = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/python.md").read_text(), re.MULTILINE)
+    assert places
+    for place in places:
+        found = pkgutil.resolve_name(place)
+        home = getattr(found, "__module__", place)
+        assert place.startswith(home), f"{place} is defined in {home}"

@@ -86,7 +86,7 @@ def test_listing_methods_does_not_load_torch(tmp_path):
         assert name in outcome.stdout
 
 
-def test_run_json_is_one_object_and_nothing_else(tmp_path):
+def test_run_json_is_one_object_and_nothing_else(tmp_path, here):
     outcome = oneflare("run", *TINY_WORDS, "method=flare", "--json", cwd=tmp_path)
     assert outcome.returncode == 0, outcome.stderr
     content = json.loads(outcome.stdout)
@@ -95,14 +95,14 @@ def test_run_json_is_one_object_and_nothing_else(tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     assert content == json.loads((folder / "result.json").read_text())
 
-    again = oneflare("run", *TINY_WORDS, "method=flare", cwd=tmp_path)
+    again = here("run", *TINY_WORDS, "method=flare", cwd=tmp_path)
     assert "complete, nothing to do" in again.stdout
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
-    fused = oneflare("fuse", str(folder), "--fusion", "iffi_released", "--json", cwd=tmp_path)
+    fused = here("fuse", str(folder), "--fusion", "iffi_released", "--json", cwd=tmp_path)
     assert "iffi_released" in json.loads(fused.stdout)["fusions"]
 
-    page = oneflare("report", str(folder), cwd=tmp_path)
+    page = here("report", str(folder), cwd=tmp_path)
     assert page.returncode == 0
     assert (folder / "report.html").exists()
 
@@ -144,7 +144,7 @@ def test_a_narrow_terminal_loses_no_name_and_no_figure():
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_compare_pairs_methods_over_seeds(tmp_path):
+def test_compare_pairs_methods_over_seeds(tmp_path, here):
     outcome = oneflare("compare", "fedavg", "fafi", *TINY_WORDS, "--seeds", "2", "--out", "c", "--json", cwd=tmp_path)
     assert outcome.returncode == 0, outcome.stderr
     content = json.loads(outcome.stdout)
@@ -154,7 +154,7 @@ def test_compare_pairs_methods_over_seeds(tmp_path):
     runs = [read_result(tmp_path / run) for runs in content["runs"].values() for run in runs]
     assert runs[0].content.partition.digest == runs[2].content.partition.digest
     assert runs[0].content.partition.table == runs[2].content.partition.table
-    shown = oneflare("compare", "fedavg", "fafi", *TINY_WORDS, "--seeds", "2", "--out", "c", cwd=tmp_path)
+    shown = here("compare", "fedavg", "fafi", *TINY_WORDS, "--seeds", "2", "--out", "c", cwd=tmp_path)
     assert "paired difference to fedavg" in shown.stdout
     assert "report: c/report.html" in shown.stdout
     assert (tmp_path / "c" / "report.html").exists()
@@ -191,17 +191,25 @@ def test_compare_pairs_methods_over_seeds(tmp_path):
         (["compare", "fafi", "--out", "a-run"], "is the folder of one run"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(words, message, tmp_path):
+def test_mistakes_are_one_line_and_exit_code_2(words, message, tmp_path, here):
     (tmp_path / "junk.yaml").write_bytes(bytes(range(128, 256)))
     (tmp_path / "a-run").mkdir()
     (tmp_path / "a-run" / "experiment.yaml").touch()
-    outcome = oneflare(*words, cwd=tmp_path)
+    outcome = here(*words, cwd=tmp_path)
     assert outcome.returncode == 2
     assert outcome.stdout == ""
     *before, line = outcome.stderr.splitlines()
     assert before in ([], ["reading data"])
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_a_mistake_ends_the_process_with_one_line_and_exit_code_2(tmp_path):
+    outcome = oneflare("run", "alpah=1", cwd=tmp_path)
+    assert (outcome.returncode, outcome.stdout) == (2, "")
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "did you mean 'alpha'" in line
 
 
 @pytest.mark.parametrize("words", [["-q", "schedule", "cosine"], ["schedule", "cosine", "--quiet"]])

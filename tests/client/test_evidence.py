@@ -21,17 +21,8 @@ from oneflare.nn import PrototypeNetwork
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.upload import MANIFEST, Contents, read_upload, write_upload
-from oneflare.upload.evidence import (
-    GRADIENTS,
-    INPUTS,
-    MEASURED,
-    layout,
-    linear_maps,
-    map_matrix,
-    map_state,
-    offers,
-    unpack_symmetric,
-)
+from oneflare.upload.evidence import GRADIENTS, INPUTS, MEASURED, layout, linear_maps, map_matrix, map_state, offers
+from oneflare.upload.symmetric import unpack_symmetric
 
 IMAGE = ImageSpec.default(1, 8)
 CLASSES = 4
@@ -235,7 +226,7 @@ def indefinite(values: torch.Tensor) -> torch.Tensor:
         ("fisher.prototypes", lambda t: t.long(), "has type"),
         ("fisher.prototypes", lambda t: t / 0, "not finite"),
         ("inputs.prototypes", lambda t: t.index_fill(0, torch.tensor([1]), 1e3), "product larger than its squares"),
-        ("gradients.prototypes", lambda t: t.index_fill(0, torch.tensor([0]), -1), "negative number on its diagonal"),
+        ("gradients.prototypes", lambda t: t.index_fill(0, torch.tensor([0]), -1), "negative square on its diagonal"),
         ("inputs.prototypes", lambda t: indefinite(t), "not positive semidefinite"),
         ("gradients.prototypes", lambda t: indefinite(t), "not positive semidefinite"),
         ("inputs.prototypes", lambda t: 5 * t, "reaches 5, where honest features allow 1"),

@@ -34,7 +34,8 @@ from hospitals import TINY, tiny_charter, typed
 from oneflare.core.config import Pixels
 from oneflare.data import ImageSpec
 from oneflare.data.dicom import voi_window
-from oneflare.data.images import Tally, decode, decode_all, is_grey, shape_of
+from oneflare.data.images import ImageFiles, Tally, decode_all, is_grey, shape_of
+from oneflare.data.reading import read_all
 from oneflare.errors import DataError
 
 RAMP = np.arange(64).reshape(8, 8)
@@ -84,12 +85,12 @@ def dicom(pixels: np.ndarray, syntax=ExplicitVRLittleEndian, **tags) -> bytes:
 
 
 def seen(content: bytes, image: ImageSpec) -> np.ndarray:
-    return decode([content], ["scan"], image)[0, 0].numpy()
+    return read_all([content], ["scan"], image)[0, 0].numpy()
 
 
 def reason(content: bytes, image: ImageSpec | None = None) -> str:
     with pytest.raises(DataError) as caught:
-        decode([content], ["scan.dcm"], image or spec())
+        read_all([content], ["scan.dcm"], image or spec())
     text = str(caught.value)
     assert text.startswith("cannot read image scan.dcm: ")
     assert "\n" not in text
@@ -99,7 +100,7 @@ def reason(content: bytes, image: ImageSpec | None = None) -> str:
 
 def notes(content: bytes, image: ImageSpec) -> str:
     tally = Tally(image)
-    _, damaged = decode_all([content], ["scan"], image, tally)
+    _, damaged = decode_all(ImageFiles([content], ["scan"]), image, tally)
     assert not damaged
     return "; ".join(tally.notes())
 
@@ -209,21 +210,21 @@ def test_colours():
     rng = np.random.default_rng(3)
     rgb = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
     content = dicom(rgb, colour=True)
-    assert np.array_equal(decode([content], ["x"], spec(3))[0].permute(1, 2, 0), rgb)
+    assert np.array_equal(read_all([content], ["x"], spec(3))[0].permute(1, 2, 0), rgb)
     assert is_grey(content) is False
     assert shape_of(content) == (8, 8, False)
     assert "are in colour and were turned grey" in notes(content, spec(1))
     grey = np.asarray(Image.fromarray(rgb).convert("L"))
     assert np.array_equal(seen(content, spec(1)), grey)
     planes = written(header(rgb, colour=True, PlanarConfiguration=1), np.moveaxis(rgb, 2, 0).tobytes())
-    assert np.array_equal(decode([planes], ["x"], spec(3))[0].permute(1, 2, 0), rgb)
+    assert np.array_equal(read_all([planes], ["x"], spec(3))[0].permute(1, 2, 0), rgb)
     ybr = convert_color_space(rgb, "RGB", "YBR_FULL")
     content = dicom(ybr, colour=True, PhotometricInterpretation="YBR_FULL")
-    back = decode([content], ["x"], spec(3))[0].permute(1, 2, 0).numpy().astype(int)
+    back = read_all([content], ["x"], spec(3))[0].permute(1, 2, 0).numpy().astype(int)
     assert np.abs(back - rgb).max() <= 3
     deep = dicom((rgb.astype(np.uint16) << 8) | 7, colour=True)
     assert "16 bits per colour" in reason(deep, spec(3))
-    assert np.array_equal(decode([deep], ["x"], spec(3, bits=16))[0].permute(1, 2, 0), rgb)
+    assert np.array_equal(read_all([deep], ["x"], spec(3, bits=16))[0].permute(1, 2, 0), rgb)
     assert "other colours than grey, RGB or YBR" in reason(dicom(CT, PhotometricInterpretation="PALETTE COLOR"))
 
 
@@ -292,7 +293,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line():
         damaged = bytearray(content)
         for place in rng.integers(132, len(content) - 128, 3):
             damaged[place] = rng.integers(0, 256)
-        _, refused = decode_all([bytes(damaged)], ["scan"], spec())
+        _, refused = decode_all(ImageFiles([bytes(damaged)], ["scan"]), spec())
         assert not any(secret in str(row) for row in refused.values() for secret in SECRETS)
 
 
@@ -313,7 +314,7 @@ def test_nothing_about_the_patient_is_read_or_said(caplog, capfd):
     caplog.clear()
     tally = Tally(spec())
     with caplog.at_level(logging.DEBUG, "pydicom"):
-        decode_all([content, content[:-5]], ["a", "b"], spec(), tally)
+        decode_all(ImageFiles([content, content[:-5]], ["a", "b"]), spec(), tally)
     told = " ".join((*tally.notes(), caplog.text, *capfd.readouterr()))
     assert "1 of 1 images say that text is burned into their pixels" in told
     assert not any(secret in told for secret in (*SECRETS, "MRN", "1970"))
@@ -324,8 +325,8 @@ def test_bytes_paths_and_threads_agree(tmp_path):
     for row, content in enumerate(contents):
         (tmp_path / f"1.2.840.{row}").write_bytes(content)
     paths = [tmp_path / f"1.2.840.{row}" for row in range(12)]
-    together = decode(paths, [str(path) for path in paths], spec())
-    assert torch.equal(together, torch.cat([decode([content], ["x"], spec()) for content in contents]))
+    together = read_all(paths, [str(path) for path in paths], spec())
+    assert torch.equal(together, torch.cat([read_all([content], ["x"], spec()) for content in contents]))
 
 
 def test_a_hospital_trains_and_predicts_on_its_own_kinds_of_files(tmp_path, capsys):

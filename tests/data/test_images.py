@@ -24,8 +24,9 @@ from oneflare.core.config import DataConfig, Experiment, Pixels
 from oneflare.core.files import digest_of
 from oneflare.core.layers import validate
 from oneflare.data import ImageSpec, from_arrays, given_data, load
-from oneflare.data.images import Tally, decode, decode_all
+from oneflare.data.images import ImageFiles, Tally, decode_all
 from oneflare.data.local import read_local
+from oneflare.data.reading import read_all
 from oneflare.errors import DataError, UploadError
 from oneflare.federation.intake import take_in
 from oneflare.federation.member import make_upload, member_data, upload_notes
@@ -53,7 +54,7 @@ def grey(**rule) -> ImageSpec:
 
 def reason(content: bytes, spec: ImageSpec = GREY) -> str:
     with pytest.raises(DataError) as caught:
-        decode([content], ["scan.png"], spec)
+        read_all([content], ["scan.png"], spec)
     text = str(caught.value)
     assert text.startswith("cannot read image scan.png: ")
     assert "\n" not in text
@@ -62,7 +63,7 @@ def reason(content: bytes, spec: ImageSpec = GREY) -> str:
 
 def notes(content: bytes, spec: ImageSpec) -> str:
     tally = Tally(spec)
-    _, damaged = decode_all([content], ["scan"], spec, tally)
+    _, damaged = decode_all(ImageFiles([content], ["scan"]), spec, tally)
     assert not damaged
     return "; ".join(tally.notes())
 
@@ -87,11 +88,11 @@ def deep_png(rows: np.ndarray) -> bytes:
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_sixteen_bits_follow_the_stated_rule(kind):
     content = encoded(Image.fromarray(XRAY), kind)
-    by_window = decode([content], ["x"], grey(low=600, high=3700))[0, 0]
+    by_window = read_all([content], ["x"], grey(low=600, high=3700))[0, 0]
     assert np.array_equal(by_window, np.round((XRAY - 600.0) / 3100 * 255).astype(np.uint8))
-    by_depth = decode([content], ["x"], grey(bits=12))[0, 0]
+    by_depth = read_all([content], ["x"], grey(bits=12))[0, 0]
     assert np.array_equal(by_depth, np.round(XRAY / np.float32(4095) * 255).astype(np.uint8))
-    in_colour = decode([content], ["x"], ImageSpec.default(3, 8, Pixels(bits=12)))[0]
+    in_colour = read_all([content], ["x"], ImageSpec.default(3, 8, Pixels(bits=12)))[0]
     assert torch.equal(in_colour, by_depth.expand(3, 8, 8))
     assert "were scaled from more than 8 bits to brightness by pixels.bits=12" in notes(content, grey(bits=12))
     assert "values outside the window 1000 to 2000, which were clipped" in notes(content, grey(low=1000, high=2000))
@@ -102,7 +103,7 @@ def test_sixteen_bits_follow_the_stated_rule(kind):
 def test_floats_follow_a_window():
     content = encoded(Image.fromarray((RAMP / 63).astype(np.float32)), "TIFF")
     expected = np.round(RAMP / 63 * 255).astype(np.uint8)
-    assert np.array_equal(decode([content], ["x"], grey(low=0, high=1))[0, 0], expected)
+    assert np.array_equal(read_all([content], ["x"], grey(low=0, high=1))[0, 0], expected)
     assert "floating-point values (0 to 1) become brightness" in reason(content)
     assert "pixels.bits does not cover floating-point values" in reason(content, grey(bits=16))
     holes = encoded(Image.fromarray(np.where(RAMP > 60, np.nan, RAMP).astype(np.float32)), "TIFF")
@@ -111,11 +112,11 @@ def test_floats_follow_a_window():
 
 def test_signed_values_and_white_stored_as_zero():
     hounsfield = encoded(Image.fromarray((RAMP * 10 - 300).astype(np.int32)), "TIFF")
-    pixels = decode([hounsfield], ["x"], grey(low=-300, high=330))[0, 0]
+    pixels = read_all([hounsfield], ["x"], grey(low=-300, high=330))[0, 0]
     assert np.array_equal(pixels, np.round(RAMP / 63 * 255).astype(np.uint8))
     inverted = encoded(Image.fromarray(XRAY), "TIFF", tiffinfo={262: 0})
-    plain = decode([encoded(Image.fromarray(XRAY), "TIFF")], ["x"], grey(low=600, high=3700)).int()
-    other = decode([inverted], ["x"], grey(low=600, high=3700)).int()
+    plain = read_all([encoded(Image.fromarray(XRAY), "TIFF")], ["x"], grey(low=600, high=3700)).int()
+    other = read_all([inverted], ["x"], grey(low=600, high=3700)).int()
     assert int((plain + other - 255).abs().max()) <= 1
     assert "store white as the smallest value and were inverted" in notes(inverted, grey(low=600, high=3700))
 
@@ -124,14 +125,14 @@ def test_sixteen_bits_per_colour_are_never_cut_silently():
     content = deep_png(np.repeat(XRAY[:, :, None], 3, axis=2))
     assert "16 bits per colour" in reason(content, COLOUR)
     assert "16 bits per colour" in reason(content, ImageSpec.default(3, 8, Pixels(bits=12)))
-    pixels = decode([content], ["x"], ImageSpec.default(3, 8, Pixels(bits=16)))[0, 0]
+    pixels = read_all([content], ["x"], ImageSpec.default(3, 8, Pixels(bits=16)))[0, 0]
     assert np.array_equal(pixels, (XRAY >> 8).astype(np.uint8))
 
 
 def test_eight_bits_keep_their_own_scale_and_it_is_said():
     shallow, deep = encoded(Image.fromarray(RAMP.astype(np.uint8))), encoded(Image.fromarray(XRAY))
     tally = Tally(grey(bits=12))
-    images, _ = decode_all([shallow, deep], ["a", "b"], grey(bits=12), tally)
+    images, _ = decode_all(ImageFiles([shallow, deep], ["a", "b"]), grey(bits=12), tally)
     assert np.array_equal(images[0, 0], RAMP.astype(np.uint8))
     assert "1 of 2 images have 8 bits and keep their own 0 to 255" in "; ".join(tally.notes())
 
@@ -146,7 +147,7 @@ def test_images_are_turned_upright(kind, tag):
     exif = Image.Exif()
     exif[0x0112] = tag
     content = encoded(stored, kind, exif=exif)
-    seen = decode([content], ["x"], GREY)[0, 0].int()
+    seen = read_all([content], ["x"], GREY)[0, 0].int()
     wanted = torch.from_numpy(np.asarray(upright.resize((8, 8), Image.Resampling.BILINEAR)).astype(np.int32))
     assert int((seen - wanted).abs().max()) <= 3
     assert ("turned upright by their EXIF tag" in notes(content, GREY)) == (tag != 1)
@@ -167,10 +168,10 @@ def test_transparent_places_show_the_agreed_colour():
         encoded(palette, transparency=0),
         encoded(hidden_red(), "WEBP", lossless=True),
     ):
-        on_white = decode([content], ["x"], COLOUR)[0]
+        on_white = read_all([content], ["x"], COLOUR)[0]
         assert on_white[:, 0, 0].tolist() == [0, 0, 255]
         assert on_white[:, 0, 7].tolist() == [255, 255, 255]
-        on_black = decode([content], ["x"], ImageSpec.default(3, 8, Pixels(background="black")))[0]
+        on_black = read_all([content], ["x"], ImageSpec.default(3, 8, Pixels(background="black")))[0]
         assert on_black[:, 0, 7].tolist() == [0, 0, 0]
         assert "transparent places, which were given the colour [255, 255, 255]" in notes(content, COLOUR)
     opaque = encoded(Image.fromarray(RAMP.astype(np.uint8)).convert("RGBA"))
@@ -182,10 +183,10 @@ def test_pages_are_refused_or_chosen():
     for kind in ("TIFF", "GIF"):
         content = encoded(pages[0], kind, save_all=True, append_images=pages[1:])
         assert "more than one page or frame" in reason(content)
-        assert int(decode([content], ["x"], grey(page=3))[0, 0, 0, 0]) == 30
+        assert int(read_all([content], ["x"], grey(page=3))[0, 0, 0, 0]) == 30
         assert "page 3 was read" in notes(content, grey(page=3))
         assert "fewer than 4 pages" in reason(content, grey(page=4))
-    assert int(decode([encoded(pages[1])], ["x"], grey(page=1))[0, 0, 0, 0]) == 20
+    assert int(read_all([encoded(pages[1])], ["x"], grey(page=1))[0, 0, 0, 0]) == 20
 
 
 def test_damaged_foreign_and_enormous_files_are_refused_in_one_line():
@@ -203,21 +204,21 @@ def test_damaged_foreign_and_enormous_files_are_refused_in_one_line():
 
 def test_cmyk_and_sizes_are_counted():
     cmyk = encoded(Image.new("CMYK", (600, 450), (255, 0, 0, 0)), "JPEG")
-    assert decode([cmyk], ["x"], COLOUR)[0, :, 0, 0].tolist() == [0, 255, 255]
+    assert read_all([cmyk], ["x"], COLOUR)[0, :, 0, 0].tolist() == [0, 255, 255]
     said = notes(cmyk, COLOUR)
     assert "1 of 1 images were reduced from 600x450 to 8x8" in said
     assert "are in CMYK" in said
     tally = Tally(GREY)
     sizes = ((20, 20), (40, 30), (30, 40), (4, 4))
-    decode_all([encoded(Image.new("L", size, 3)) for size in sizes], ["x"] * 4, GREY, tally)
+    decode_all(ImageFiles([encoded(Image.new("L", size, 3)) for size in sizes], ["x"] * 4), GREY, tally)
     assert "3 of 4 images were reduced from sizes between 20x20 and 40x30 to 8x8" in tally.notes()
 
 
 def test_the_same_from_bytes_and_from_paths(tmp_path):
     content = encoded(hidden_red())
     (tmp_path / "a.png").write_bytes(content)
-    assert torch.equal(decode([content], ["x"], COLOUR), decode([tmp_path / "a.png"], ["x"], COLOUR))
-    assert "No such file" in str(decode_all([tmp_path / "b.png"], ["b"], COLOUR)[1][0])
+    assert torch.equal(read_all([content], ["x"], COLOUR), read_all([tmp_path / "a.png"], ["x"], COLOUR))
+    assert "No such file" in str(decode_all(ImageFiles([tmp_path / "b.png"], ["b"]), COLOUR)[1][0])
 
 
 # The terms.
@@ -446,7 +447,7 @@ def test_every_door_gives_the_same_pixels(tmp_path):
     order = sorted(files)
     dataset = load(DataConfig(name="folder", path=str(tmp_path / "images"), image_size=8, pixels=rule))
     spec = dataset.image
-    expected = decode([files[name] for name in order], order, spec)
+    expected = read_all([files[name] for name in order], order, spec)
     charter = tiny_charter(
         classes=["a", "b"],
         image={"size": 8, "channels": spec.channels, "pixels": rule.model_dump(exclude_none=True)},
@@ -489,7 +490,7 @@ def test_a_model_carries_its_rule_and_old_ones_keep_their_answers(scans, tmp_pat
     for name, content in kinds().items():
         if not name.startswith("deep"):
             as_before = Image.open(io.BytesIO(content)).convert("RGB").resize((8, 8), Image.Resampling.BILINEAR)
-            assert np.array_equal(decode([content], ["x"], colour)[0].permute(1, 2, 0), np.asarray(as_before)), name
+            assert np.array_equal(read_all([content], ["x"], colour)[0].permute(1, 2, 0), np.asarray(as_before)), name
 
 
 # Labels of arrays given in Python.

@@ -10,7 +10,8 @@ import pytest
 
 from oneflare.core.config import Pixels
 from oneflare.data import ImageSpec
-from oneflare.data.images import Tally, decode, decode_all, is_grey, is_image_file, shape_of
+from oneflare.data.images import ImageFiles, Tally, decode_all, is_grey, is_image_file, shape_of
+from oneflare.data.reading import read_all
 from oneflare.errors import DataError
 
 CODES = {"u1": 2, "i2": 4, "i4": 8, "f4": 16, "f8": 64, "i1": 256, "u2": 512, "u4": 768}
@@ -39,12 +40,12 @@ def nifti(
 
 
 def seen(content: bytes, image: ImageSpec) -> np.ndarray:
-    return decode([content], ["v"], ImageSpec.default(1, 8, image.pixels))[0, 0].numpy()
+    return read_all([content], ["v"], ImageSpec.default(1, 8, image.pixels))[0, 0].numpy()
 
 
 def reason(content: bytes, image: ImageSpec) -> str:
     with pytest.raises(DataError) as caught:
-        decode([content], ["v.nii"], image)
+        read_all([content], ["v.nii"], image)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -75,7 +76,7 @@ def test_scale_window_and_depth():
     bytes_ = SQUARE[0].astype(np.uint8)
     assert np.array_equal(seen(nifti(bytes_), spec(bits=12)), bytes_)
     tally = Tally(ImageSpec.default(1, 8, Pixels(low=0, high=240, page="middle")))
-    decode_all([nifti(SQUARE.astype(np.int16))], ["v"], tally.image, tally)
+    decode_all(ImageFiles([nifti(SQUARE.astype(np.int16))], ["v"]), tally.image, tally)
     assert any("of which the middle one was read" in note for note in tally.notes())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from oneflare.core.config import Pixels
 from oneflare.data import ImageSpec
-from oneflare.data.images import decode
+from oneflare.data.reading import read_all
 from oneflare.errors import DataError
 
 RAMP = np.arange(64).reshape(8, 8)
@@ -49,7 +49,7 @@ def tiff(values: np.ndarray, order: str = "<", *, packed: bool = False, planes: 
 
 
 def read(content: bytes, **rule) -> np.ndarray:
-    return decode([content], ["x.tif"], ImageSpec.default(1, 8, Pixels(**rule)))[0, 0].numpy()
+    return read_all([content], ["x.tif"], ImageSpec.default(1, 8, Pixels(**rule)))[0, 0].numpy()
 
 
 def reason(content: bytes, **rule) -> str:
@@ -81,6 +81,6 @@ def test_what_pillow_would_misread_is_refused():
     colours = np.repeat((RAMP * 1000)[..., None], 3, axis=2).astype("u2")
     assert "separate planes" in reason(tiff(colours, planes=True), bits=16)
     spec = ImageSpec.default(3, 8, Pixels(bits=16))
-    assert np.array_equal(decode([tiff(colours)], ["x"], spec)[0, 0].numpy(), (RAMP * 1000 >> 8).astype(np.uint8))
+    assert np.array_equal(read_all([tiff(colours)], ["x"], spec)[0, 0].numpy(), (RAMP * 1000 >> 8).astype(np.uint8))
     assert "beyond 2,147,483,647" in reason(tiff((RAMP + 3_000_000_000).astype("u4")), low=0, high=4e9)
     assert np.array_equal(read(tiff(RAMP.astype("u1"))), RAMP)

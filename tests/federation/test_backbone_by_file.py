@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hospitals import DIGITS, digits, make, oneflare, rows_of, write_pngs
+from hospitals import DIGITS, digits, make, rows_of, write_pngs
 from oneflare.client.training import train_client
 from oneflare.data import Dataset
 from oneflare.data.local import read_local
@@ -31,6 +31,7 @@ from oneflare.simulation.features import reader_for
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.upload import read_manifest
+from shared import oneflare
 
 BACKBONE = {"backbone": "efficientnet_lite0", "train": {"epochs": 2, "snapshots": 0, "precision": "float32"}}
 MOST_BYTES = 1_500_000_000

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hospitals import NAMES, WORDS, digits, oneflare, rows_of, typed, write_pngs
+from hospitals import NAMES, WORDS, digits, rows_of, typed, write_pngs
 from oneflare.core.files import load_state
 from oneflare.data.local import read_local
 from oneflare.federation.charter import read_charter
 from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.fusion import load_model
 from oneflare.upload.signing import generate
+from shared import oneflare
 
 
 @pytest.fixture(scope="module")

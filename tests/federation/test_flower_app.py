@@ -23,12 +23,12 @@ from oneflare.core.files import digest_of, read_json, tensor_digest, write_bytes
 from oneflare.errors import ConfigError, RunError  # noqa: E402
 from oneflare.federation.charter import FILE, new_charter, read_charter, revised  # noqa: E402
 from oneflare.federation.coordinator import FederationFiles, Rules, fuse_federation, read_fused  # noqa: E402
+from oneflare.federation.flower.asking import Settings  # noqa: E402
 from oneflare.federation.flower.certificates import Certificates, make_node_key  # noqa: E402
 from oneflare.federation.flower.client_app import Node  # noqa: E402
 from oneflare.federation.flower.client_app import app as client_app  # noqa: E402
 from oneflare.federation.flower.deployment import Deployment  # noqa: E402
 from oneflare.federation.flower.nodes import bind_node  # noqa: E402
-from oneflare.federation.flower.server_app import Settings  # noqa: E402
 from oneflare.federation.flower.server_app import app as server_app  # noqa: E402
 from oneflare.federation.flower.template import write_app  # noqa: E402
 from oneflare.federation.member import make_upload, member_data, work_folder  # noqa: E402

@@ -14,8 +14,8 @@ from oneflare.simulation.engines.flower import require_flower
 require_flower()
 
 from oneflare.errors import ConfigError  # noqa: E402
+from oneflare.federation.flower.asking import DEFAULTS, Settings  # noqa: E402
 from oneflare.federation.flower.certificates import make_certificates  # noqa: E402
-from oneflare.federation.flower.server_app import DEFAULTS, Settings  # noqa: E402
 from oneflare.federation.flower.template import write_app  # noqa: E402
 
 

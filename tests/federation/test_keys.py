@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from crowd import charter_of, upload_of
 from hospitals import typed
+from oneflare.cli.server import init
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.coordinator import Rules, fuse_federation
@@ -220,3 +222,11 @@ def test_the_key_for_encryption_is_part_of_the_fingerprint(office):
     assert revised(charter, encryption=other).fingerprint != charter.fingerprint
     with pytest.raises(ConfigError, match="encryption"):
         revised(charter, encryption="ed25519:abc")
+
+
+def test_without_the_package_for_signatures_a_federation_is_founded_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
+    init(tmp_path / "two", classes="a,b")
+    assert "Models will not be signed: pip install 'oneflare[sign]'" in capsys.readouterr().out
+    assert read_charter(tmp_path / "two").coordinator is None
+    assert [path.name for path in (tmp_path / "two").glob("*.key")] == []

@@ -437,15 +437,13 @@ def test_a_network_that_knows_nothing_is_not_trusted(tmp_path):
     assert calibrate(made.template(), few, held, made.contract) == 0
 
 
-def test_the_command_line(tmp_path):
-    from shared import TINY_WORDS, oneflare
+def test_the_command_line(tmp_path, here):
+    from shared import TINY_WORDS
 
-    outcome = oneflare(
-        "run", *TINY_WORDS, "method=analytic", "analytic.filters=12", "--out", "r", "--json", cwd=tmp_path
-    )
+    outcome = here("run", *TINY_WORDS, "method=analytic", "analytic.filters=12", "--out", "r", "--json", cwd=tmp_path)
     assert outcome.returncode == 0, outcome.stderr
     content = json.loads(outcome.stdout)
     assert content["epochs"] == 0
     assert content["fusions"]["analytic"]["accuracy"] > 0.9
-    page = oneflare("report", "r", cwd=tmp_path)
+    page = here("report", "r", cwd=tmp_path)
     assert page.returncode == 0, page.stderr

@@ -26,7 +26,8 @@ from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
 from oneflare.nn.encoders import both_features
-from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint, unpack_symmetric
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint
+from oneflare.upload.symmetric import unpack_symmetric
 
 
 @pytest.fixture(params=["knowing_members", "widened_members"])

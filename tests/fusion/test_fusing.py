@@ -25,7 +25,6 @@ from oneflare.simulation.stages import fuse_run, open_run, run_experiment
 from oneflare.study.compare import compare_methods
 from oneflare.study.fusing import DIAGNOSTICS, bench_runs
 from oneflare.upload.evidence import EVIDENCE
-from shared import oneflare
 
 with warnings.catch_warnings():  # typer names parts of click that are on their way out
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -81,14 +80,22 @@ def test_fusing_leaves_no_trace_and_batch_size_changes_no_prediction(name, rich_
         assert same_answers(model.predict(IMAGES, batch_size=batch_size), logits)
 
 
-def test_all_fusions_of_a_run_in_one_table(own_copy, rich_uploads):
-    before = {path: path.read_bytes() for path in own_copy.rglob("upload.safetensors")}
-    result_before = (own_copy / "result.json").read_bytes()
+@pytest.mark.soak
+def test_all_fusions_of_a_run_in_one_table(own_copy):
     (table,) = bench_runs([own_copy])
     slow = {name for name in FUSIONS if build_fusion({"name": name}).trains}
     assert set(table.names) == set(FUSIONS) - slow
     assert table.first == "count_prototypes"
     assert set(table.left_out) == slow
+    for name in table.names:
+        row = table.runs[0].fusions[name]
+        assert all(np.isfinite(getattr(row, key)) for key in ("balanced_accuracy", "worst_class", "calibration_error"))
+
+
+def test_figures_of_a_table_are_those_of_the_models(own_copy, rich_uploads):
+    before = {path: path.read_bytes() for path in own_copy.rglob("upload.safetensors")}
+    result_before = (own_copy / "result.json").read_bytes()
+    (table,) = bench_runs([own_copy], names=["ties", "ensemble", "average"])
     models = {name: build_fusion({"name": name}).fuse(rich_uploads).model for name in ("ties", "ensemble", "average")}
     test = load(resolve(TINY, RICH).data).test
     for name, logits in logits_of_all(models, test.images).items():
@@ -100,7 +107,6 @@ def test_all_fusions_of_a_run_in_one_table(own_copy, rich_uploads):
         row = table.runs[0].fusions[name]
         assert row.fuse_seconds > 0
         assert (own_copy / "fusions" / name / "model.safetensors").exists()
-        assert all(np.isfinite(getattr(row, key)) for key in ("balanced_accuracy", "worst_class", "calibration_error"))
     assert before == {path: path.read_bytes() for path in before}
     assert (own_copy / "result.json").read_bytes() == result_before
     assert fuse_run(own_copy, [{"name": "ties"}]).fusions["ties"] == table.runs[0].fusions["ties"]
@@ -140,7 +146,11 @@ def test_uploads_that_feed_little_say_why(tmp_path):
     }
     run_experiment(resolve(TINY, layer), tmp_path / "run")
     (table,) = bench_runs([tmp_path / "run"])
-    assert "feature_mean" in table.names
+    possible = {name for name in FUSIONS if build_fusion({"name": name}).needs <= {"weights", "prototypes"}}
+    trained = {name for name in possible if build_fusion({"name": name}).trains}
+    assert table.first == "feature_mean"
+    assert possible - trained <= set(table.names)
+    assert all(table.left_out[name].endswith("add --with-training") for name in trained)
     assert table.left_out["count_prototypes"] == (
         "needs counts, which the uploads withhold; train with upload.counts=exact"
     )
@@ -294,8 +304,8 @@ def test_diagnostics_of_any_run(own_copy):
     assert len(less.runs[0].diagnostics.client_entropy) == 2
 
 
-def test_the_command(own_copy, tmp_path):
-    shown = oneflare("fuse", "run", "-f", "ties", "-f", "average", "--without", "2", "--diagnostics", cwd=tmp_path)
+def test_the_command(own_copy, tmp_path, here):
+    shown = here("fuse", "run", "-f", "ties", "-f", "average", "--without", "2", "--diagnostics", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     for text in ("ties", "average", "worst class %", "server s", "clients 0, 1", "nc1", "cka", "etf_distance"):
         assert text in shown.stdout

@@ -15,7 +15,8 @@ from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.densities import shrunk
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM
-from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, unpack_symmetric
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN
+from oneflare.upload.symmetric import unpack_symmetric
 
 IMAGES = load(DataConfig(train_size=200, test_size=60)).test.images[:12]
 SCORES = ("density", "mahalanobis", "virtual_logit", "energy", "length")

@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hospitals import COMMAND, NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
+from hospitals import NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import FUSIONS, build_fusion, load_model
@@ -27,7 +27,7 @@ from oneflare.fusion.base import single_network_fusions
 from oneflare.metrics import score
 from oneflare.models import onnx as exporting
 from oneflare.models.onnx import INPUT, LOGITS, PROBABILITIES, TOLERANCE, export_onnx
-from shared import SHORT
+from shared import COMMAND, SHORT
 
 CHROMIUM = "/usr/bin/chromium"
 

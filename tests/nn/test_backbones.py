@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from vision_libraries import require
 
 from oneflare.data.dataset import BackboneTerms, Crop, ImageSpec
-from oneflare.data.images import decode
-from oneflare.data.reading import as_files
+from oneflare.data.reading import as_files, read_all
 from oneflare.errors import ConfigError
 from oneflare.nn import BACKBONES, backbone_kinds, build_encoder, build_feature_map
 from oneflare.nn.backbone_kinds import LITE0_DIGEST, LITE0_FILE, without_classifier
@@ -153,8 +152,8 @@ def test_a_crop_keeps_the_middle_of_the_shorter_side():
     image = torch.zeros(1, 3, 40, 40, dtype=torch.uint8)
     image[:, :, 3:37, 3:37] = 200  # a resampling filter also looks at the pixels just outside
     spec = ImageSpec(3, 20, (0.5,) * 3, (0.5,) * 3, crop=Crop(0.75, "bilinear"))
-    assert bool((decode(as_files(image), ["a"], spec) == 200).all())
-    assert not bool((decode(as_files(image), ["a"], ImageSpec(3, 20, (0.5,) * 3, (0.5,) * 3)) == 200).all())
+    assert bool((read_all(as_files(image), ["a"], spec) == 200).all())
+    assert not bool((read_all(as_files(image), ["a"], ImageSpec(3, 20, (0.5,) * 3, (0.5,) * 3)) == 200).all())
 
 
 @pytest.mark.parametrize("name", ["efficientnet_lit0", "torchvision", "onnx", "onnx:nothing.onnx", "timm:", "hf:"])

@@ -14,12 +14,12 @@ from record import record_door
 from safetensors.torch import load_file
 
 from crowd import charter_of, upload_of
-from hospitals import COMMAND, oneflare
 from oneflare.federation.charter import Charter, read_charter, revised
 from oneflare.federation.member import signer
 from oneflare.study.attacks import ATTACKS
 from oneflare.upload import Contents, seal_upload, write_upload
 from oneflare.upload.signing import SigningKey, generate
+from shared import COMMAND, oneflare
 
 pytestmark = pytest.mark.soak
 NAMES = ("east", "north", "south", "west")

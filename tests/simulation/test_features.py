@@ -15,7 +15,7 @@ from oneflare import load_model, run
 from oneflare.client.background import background, mixed_features
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
-from oneflare.data.images import Tally
+from oneflare.data.images import ImageFiles, Tally
 from oneflare.errors import ConfigError, DataError
 from oneflare.methods.resolve import resolve
 from oneflare.nn.backbones import frozen, give, input_spec
@@ -70,10 +70,10 @@ def names(number: int) -> list[str]:
 def test_features_are_those_of_the_backbone_image_by_image():
     features, image = reader()
     files = [png(seed) for seed in range(20)]
-    found, damaged = features.read(files, names(20), image)
-    from oneflare.data.images import decode
+    found, damaged = features.read(ImageFiles(files, names(20)), image)
+    from oneflare.data.reading import read_all
 
-    expected = torch.cat([frozen(image.backbone)(decode([file], ["one"], image.decoded)) for file in files])
+    expected = torch.cat([frozen(image.backbone)(read_all([file], ["one"], image.decoded)) for file in files])
     assert not damaged
     assert found.shape == (20, 48, 1, 1)
     assert torch.allclose(found, expected, atol=1e-5)
@@ -83,9 +83,9 @@ def test_features_are_computed_once_whatever_the_file_is_called(own_cache):
     files = [png(seed) for seed in range(10)]
     first, second = Count(), Count()
     features, image = reader(first)
-    one, _ = features.read([*files, files[0]], names(11), image)
+    one, _ = features.read(ImageFiles([*files, files[0]], names(11)), image)
     assert first.computed[-1] == (10, 10)  # the same image twice is computed once
-    other, _ = reader(second)[0].read(files[::-1], ["x"] * 10, image)
+    other, _ = reader(second)[0].read(ImageFiles(files[::-1], ["x"] * 10), image)
     assert second.computed == []
     assert torch.equal(one[:10].flip(0), other)
     assert torch.equal(one[10], one[0])
@@ -95,16 +95,16 @@ def test_features_are_computed_once_whatever_the_file_is_called(own_cache):
 def test_workers_give_the_same_features_as_one_process(own_cache, tmp_path, monkeypatch):
     files = [png(seed) for seed in range(40)]
     features, image = reader(workers=3)
-    several, _ = features.read(files, names(40), image)
+    several, _ = features.read(ImageFiles(files, names(40)), image)
     monkeypatch.setenv("ONEFLARE_CACHE", str(tmp_path / "another"))
-    alone, _ = reader()[0].read(files, names(40), image)
+    alone, _ = reader()[0].read(ImageFiles(files, names(40)), image)
     assert torch.allclose(several, alone, atol=1e-5)
 
 
 def test_a_chunk_that_is_missing_or_damaged_is_computed_again_and_nothing_else():
     files = [png(seed) for seed in range(CHUNK + 30)]
     features, image = reader()
-    before, _ = features.read(files, names(len(files)), image)
+    before, _ = features.read(ImageFiles(files, names(len(files))), image)
     from oneflare.simulation.feature_cache import FeatureCache
 
     folder = FeatureCache.of(image, refuse_constant=False).folder
@@ -113,7 +113,7 @@ def test_a_chunk_that_is_missing_or_damaged_is_computed_again_and_nothing_else()
     content = chunks[0].read_bytes()
     chunks[0].write_bytes(content[: len(content) // 2])
     count = Count()
-    again, _ = reader(count)[0].read(files, names(len(files)), image)
+    again, _ = reader(count)[0].read(ImageFiles(files, names(len(files))), image)
     assert count.computed[-1] == (30, 30)
     assert torch.equal(before, again)
 
@@ -121,9 +121,9 @@ def test_a_chunk_that_is_missing_or_damaged_is_computed_again_and_nothing_else()
 def test_another_size_or_backbone_has_features_of_its_own():
     features, image = reader()
     count = Count()
-    features.read([png(0)], ["one"], image)
+    features.read(ImageFiles([png(0)], ["one"]), image)
     other = reader(count)[0]
-    other.read([png(0)], ["one"], input_spec(other.backbone, None, 12))
+    other.read(ImageFiles([png(0)], ["one"]), input_spec(other.backbone, None, 12))
     assert count.computed == [(0, 1), (1, 1)]
 
 
@@ -134,7 +134,7 @@ def test_images_that_cannot_be_used_are_named_by_row_and_what_was_done_is_told_f
     files = [png(0), b"no image", png(1), buffer.getvalue()]
     for _ in range(2):  # computed, then found
         tally = Tally(image.decoded)
-        found, damaged = reader()[0].read(files, names(4), image, tally, refuse_constant=True)
+        found, damaged = reader()[0].read(ImageFiles(files, names(4), refuse_constant=True), image, tally)
         assert sorted(damaged) == [1, 3]
         assert "damaged or not an image" in str(damaged[1])
         assert "every pixel is the same" in str(damaged[3])
@@ -145,7 +145,7 @@ def test_images_that_cannot_be_used_are_named_by_row_and_what_was_done_is_told_f
 def test_a_rehearsal_checks_every_image_and_computes_no_features(own_cache):
     image = reader()[1]
     rehearsal = reader_of(image, kind=Rehearsal)
-    found, damaged = rehearsal.read([png(0), b"no image"], names(2), image)
+    found, damaged = rehearsal.read(ImageFiles([png(0), b"no image"], names(2)), image)
     assert (len(found), sorted(damaged)) == (1, [1])
     assert rehearsal.seconds > 0
     assert not own_cache.exists()

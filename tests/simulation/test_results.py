@@ -12,7 +12,6 @@ from oneflare.errors import RunError
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import DiagnosticsResult, FusionResult, RunResult
 from oneflare.simulation.stages import read_result
-from shared import oneflare
 
 
 @pytest.fixture
@@ -87,9 +86,9 @@ def test_a_result_of_the_first_release_is_read(own_copy):
     assert "code" not in content.to_dict()["fusions"]["average"]
 
 
-def test_the_command_line_refuses_a_damaged_result_in_one_line(own_copy):
+def test_the_command_line_refuses_a_damaged_result_in_one_line(own_copy, here):
     changed(own_copy.result, "partition.kind")
-    refused = oneflare("report", "run", cwd=own_copy.folder.parent)
+    refused = here("report", "run", cwd=own_copy.folder.parent)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: run/result.json: the field 'partition.kind' is missing; ")
     assert len(refused.stderr.splitlines()) == 1

@@ -11,7 +11,6 @@ from oneflare.study.cells import Place, cell_name, make_plan, unique_cells
 from oneflare.study.declare import PAPER, declared, find_declaration, read_declaration
 from oneflare.study.estimate import duration, estimate
 from oneflare.study.scales import SCALES, find_scale
-from shared import oneflare
 
 SMALLEST = """
 title: T
@@ -174,15 +173,15 @@ def test_time_is_estimated_from_what_is_finished(tmp_path, tiny_run):
     assert [duration(value) for value in (30, 600, 7200, 400000)] == ["30 s", "10 min", "2.0 h", "4.6 days"]
 
 
-def test_dry_run_lists_the_cells_and_runs_none(tmp_path):
-    shown = oneflare("study", "c4", "c8", "--dry-run", cwd=tmp_path)
+def test_dry_run_lists_the_cells_and_runs_none(tmp_path, here):
+    shown = here("study", "c4", "c8", "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "9 cells, 0 done; about" in shown.stdout
     assert "drcl-digits-a0.05-s2-" in shown.stdout
-    rows = json.loads(oneflare("study", "c4", "epochs=3", "--seeds", "1", "--dry-run", "--json", cwd=tmp_path).stdout)
+    rows = json.loads(here("study", "c4", "epochs=3", "--seeds", "1", "--dry-run", "--json", cwd=tmp_path).stdout)
     assert [row["layer"]["method"] for row in rows] == ["fafi", "drcl"]
     assert all(row["layer"]["train"]["epochs"] == 3 and row["seconds"] > 0 for row in rows)
     assert list(tmp_path.iterdir()) == []
-    listing = oneflare("study", cwd=tmp_path)
+    listing = here("study", cwd=tmp_path)
     assert "lambda_sensitivity" in listing.stdout
     assert "c15" in listing.stdout

@@ -16,7 +16,6 @@ from oneflare.methods.recipes import REUSED
 from oneflare.study.laboratory import LAMBDA, anneals_itself, end_over_peak, rise
 from oneflare.study.studies import MethodBlock, Study, find_study, run_study
 from oneflare.study.toy import FALLING, TwoWells, descend, share_that_leaves
-from shared import oneflare
 
 
 @pytest.mark.parametrize(
@@ -62,8 +61,8 @@ def test_every_method_explains_itself(method):
     json.dumps(content)
 
 
-def test_explain_prints_the_equations(tmp_path):
-    shown = oneflare("explain", "V12", cwd=tmp_path)
+def test_explain_prints_the_equations(tmp_path, here):
+    shown = here("explain", "V12", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     for text in (
         "meta_annealed (V12)",
@@ -76,16 +75,16 @@ def test_explain_prints_the_equations(tmp_path):
         "sigma_lr: 0.02",
     ):
         assert text in shown.stdout, text
-    content = json.loads(oneflare("explain", "flare", "--json", cwd=tmp_path).stdout)
+    content = json.loads(here("explain", "flare", "--json", cwd=tmp_path).stdout)
     assert content["defaults"]["controller"]["lambda_max"] == 50.0
 
 
-def test_schedules_are_drawn(tmp_path):
+def test_schedules_are_drawn(tmp_path, here):
     words = ["schedule", "cosine_restarts", "cycles=3", "growth=2", "decay=1.5"]
-    shown = oneflare(*words, "--out", "curve.png", cwd=tmp_path)
+    shown = here(*words, "--out", "curve.png", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    shown = oneflare(*words, "--toy", "--out", "toy.svg", cwd=tmp_path)
+    shown = here(*words, "--toy", "--out", "toy.svg", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "end in the deep well" in (tmp_path / "toy.svg").read_text()
 
@@ -100,15 +99,15 @@ def test_a_falling_rate_stays_in_the_shallow_well_and_restarts_leave_it():
     assert share_that_leaves(wells, restarts, seeds=60) > 0.8
 
 
-def test_lambda_is_drawn_for_one_run_and_for_several(tmp_path, tiny_run):
+def test_lambda_is_drawn_for_one_run_and_for_several(tmp_path, tiny_run, here):
     other = tmp_path / "other"
     shutil.copytree(tiny_run, other)
-    shown = oneflare("lambda", str(tiny_run), "--out", "one.svg", cwd=tmp_path)
+    shown = here("lambda", str(tiny_run), "--out", "one.svg", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     text = (tmp_path / "one.svg").read_text()
     for words in ("raw lambda", "effective lambda", "L_local", "L_align", "conflicting steps", "client 2", "by hand"):
         assert words in text, words
-    shown = oneflare("lambda", str(tiny_run), str(other), "--out", "two.svg", "--reference", "5", cwd=tmp_path)
+    shown = here("lambda", str(tiny_run), str(other), "--out", "two.svg", "--reference", "5", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     text = (tmp_path / "two.svg").read_text()
     assert "flare (other)" in text
@@ -139,12 +138,12 @@ def test_a_study_is_run_once_and_its_claims_are_written(tmp_path, monkeypatch):
     assert again.seconds < first.seconds
 
 
-def test_the_study_of_lambda_by_its_name(tmp_path):
+def test_the_study_of_lambda_by_its_name(tmp_path, here):
     words = [
         "data.train_size=150", "data.test_size=50", "clients=2", "encoder=conv4", "encoder.width=4", "epochs=2",
         "workers=1",
     ]  # fmt: skip
-    shown = oneflare("study", "lambda", *words, "--seeds", "1", "--quiet", cwd=tmp_path)
+    shown = here("study", "lambda", *words, "--seeds", "1", "--quiet", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     content = json.loads((tmp_path / "results/lambda/digits.json").read_text())
     assert len(content["claims"]) == sum(len(block.claims) for block in LAMBDA.blocks)

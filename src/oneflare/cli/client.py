@@ -4,88 +4,69 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.commands import Json, Quiet
+from oneflare.cli.options import GROUP, ImageColumn, Json, LabelColumn, Mask, PatientColumn, Quiet
 
 if TYPE_CHECKING:
     from oneflare.data.labelled import ListedProblems
+    from oneflare.data.tables import Columns
     from oneflare.errors import DataError
     from oneflare.federation.charter import Charter
     from oneflare.federation.member import Made, MemberData
     from oneflare.upload.signing import SigningKey
 
-OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
-client = typer.Typer(help="Take part in a federation: make a key, train on your own data, write one upload.", **OPTIONS)
-upload = typer.Typer(help="Inspect uploads.", **OPTIONS)
+client = typer.Typer(help="Take part in a federation: make a key, train on your own data, write one upload.", **GROUP)
+upload = typer.Typer(help="Inspect uploads.", **GROUP)
 
-ImageColumn = Annotated[
-    str | None,
+CharterFile = Annotated[
+    Path, typer.Argument(metavar="FEDERATION.YAML", help="The charter as the coordinator sent it, unchanged.")
+]
+OwnImages = Annotated[
+    Path,
     typer.Option(
-        "--image-column",
-        help="Column of a parquet file that holds the images, or of a table that holds their files; default: image, "
-        "img, file, file_name or path.",
+        "--data",
+        "-d",
+        help="Your images: a folder with one folder per class, a table of files (labels.csv) or the folder that "
+        "holds it, or parquet with images and labels.",
     ),
 ]
-Mask = Annotated[
-    Path | None,
+UploadFile = Annotated[Path, typer.Option("--out", "-o", help="Write the upload, the only file to send, here.")]
+MemberName = Annotated[
+    str | None,
+    typer.Option("--name", help="Your name; default: the member whose key this is, or else a random name."),
+]
+PrivateKey = Annotated[Path | None, typer.Option("--key", help="Sign the upload with this private key.")]
+Budget = Annotated[
+    float | None,
     typer.Option(
-        "--mask",
-        help="Folder with your mask key, where sums are masked; default: NAME.mask beside the --key, or in your home.",
+        "--budget",
+        min=0,
+        help="Largest total epsilon for an image under private terms; default: that of one upload.",
     ),
 ]
-LabelColumn = Annotated[
-    str | None,
-    typer.Option("--label-column", help="Column of a table or parquet file that holds the labels; default: label."),
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="List what was found, and estimate time and size, without training.")
 ]
-PatientColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--patient-column", help="Column of a table or parquet file that says whose image it is; default: patient."
-    ),
+SkipDamaged = Annotated[
+    bool,
+    typer.Option("--skip-damaged", help="Leave out images that cannot be used; the upload states how many."),
 ]
 
 
 @client.command("train")
 def train(
-    charter_file: Annotated[
-        Path, typer.Argument(metavar="FEDERATION.YAML", help="The charter as the coordinator sent it, unchanged.")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            "-d",
-            help="Your images: a folder with one folder per class, a table of files (labels.csv) or the folder that "
-            "holds it, or parquet with images and labels.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write the upload, the only file to send, here.")] = Path(
-        "upload.safetensors"
-    ),
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="Your name; default: the member whose key this is, or else a random name."),
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Sign the upload with this private key.")] = None,
+    charter_file: CharterFile,
+    data: OwnImages,
+    out: UploadFile = Path("upload.safetensors"),
+    name: MemberName = None,
+    key: PrivateKey = None,
     mask: Mask = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            "--budget",
-            min=0,
-            help="Largest total epsilon for an image under private terms; default: that of one upload.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what was found, and estimate time and size, without training.")
-    ] = False,
-    skip_damaged: Annotated[
-        bool,
-        typer.Option("--skip-damaged", help="Leave out images that cannot be used; the upload states how many."),
-    ] = False,
+    budget: Budget = None,
+    dry_run: DryRun = False,
+    skip_damaged: SkipDamaged = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     patient_column: PatientColumn = None,
@@ -105,7 +86,6 @@ def train(
       oneflare client train federation.yaml --data images --name north --key north.key --out north.safetensors
     """
     from oneflare.cli.masked import masking_of
-    from oneflare.cli.progress import progress
     from oneflare.cli.show_federation import announce, member_progress
     from oneflare.data.labelled import ListedProblems
     from oneflare.data.tables import Columns
@@ -113,14 +93,7 @@ def train(
     from oneflare.federation.charter import read_charter
     from oneflare.federation.ledger import Ledger, ledger_folder
     from oneflare.federation.masked.uploading import check_before_training
-    from oneflare.federation.member import (
-        Envelope,
-        charter_reader,
-        encrypted_for,
-        make_upload_in,
-        member_data,
-        upload_notes,
-    )
+    from oneflare.federation.member import Envelope, encrypted_for, make_upload_in, upload_notes
     from oneflare.upload.signing import read_key
 
     if out.suffix != ".safetensors":
@@ -129,11 +102,9 @@ def train(
     signing = None if key is None else read_key(key)
     member = who(charter, name, signing, out, must_sign=not dry_run)
     masking = masking_of(charter, member, mask, key, out)
+    columns = Columns(image_column, label_column, patient_column)
     try:
-        columns = Columns(image_column, label_column, patient_column)
-        with progress(enabled=not quiet, table=False) as watching:
-            reader = charter_reader(charter, watching, rehearse=dry_run)
-            images = member_data(charter, data, columns=columns, skip_damaged=skip_damaged, reader=reader)
+        images = _read(charter, data, columns, skip_damaged=skip_damaged, dry_run=dry_run, quiet=quiet)
     except ListedProblems as error:
         raise _refusal(error, dry_run=dry_run, json=json) from None
     if masking is not None:
@@ -143,15 +114,27 @@ def train(
     if dry_run:
         _dry_run(charter, images, json=json)
         return
+    envelope = Envelope(member, signing, upload_notes(charter, images), masking)
+    ledger = Ledger(ledger_folder(key), budget)
     with member_progress(charter, enabled=not quiet) as observer:
-        ledger, notes = Ledger(ledger_folder(key), budget), upload_notes(charter, images)
-        envelope = Envelope(member, signing, notes, masking)
         made = make_upload_in(envelope, charter, images.data, out, observer=observer, ledger=ledger)
     sent = encrypted_for(charter, made.path)
     if json:
         _as_json(charter, images, made, sent)
     elif not quiet:
         _what_was_made(charter, made, sent, signed=signing is not None)
+
+
+def _read(
+    charter: Charter, data: Path, columns: Columns, *, skip_damaged: bool, dry_run: bool, quiet: bool
+) -> MemberData:
+    """The member's images as the terms ask for them, with a display of how far the reading is."""
+    from oneflare.cli.progress import progress
+    from oneflare.federation.member import charter_reader, member_data
+
+    with progress(enabled=not quiet, table=False) as watching:
+        reader = charter_reader(charter, watching, rehearse=dry_run)
+        return member_data(charter, data, columns=columns, skip_damaged=skip_damaged, reader=reader)
 
 
 def _refusal(error: ListedProblems, *, dry_run: bool, json: bool) -> DataError:

@@ -9,36 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from oneflare.cli import names
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Settings of the experiment. Some have short names: data= alpha= clients= method= epochs= seed= "
-        "encoder=. All others are written with a dot, such as train.lr=0.05 or partition.kind=iid.",
-        show_default=False,
-        autocompletion=names.complete_settings,
-    ),
-]
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="Read settings from this YAML file.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        help="Write the files into this folder. Default: runs/NAME, with a name derived from the settings.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print no progress and no tables. Files and --json are written as always.")
-]
-Track = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--track", help="Also log the run to tensorboard or mlflow (needs the extra `track`); may be repeated."
-    ),
-]
+from oneflare.cli.options import Config, Json, Out, Overrides, Quiet, Track
 
 
 def run(

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.client import ImageColumn, LabelColumn, PatientColumn
-from oneflare.cli.commands import Json
 from oneflare.cli.loading import FusionName, Key, Model, found_file, load
+from oneflare.cli.options import ImageColumn, Json, LabelColumn, PatientColumn
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter

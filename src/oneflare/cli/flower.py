@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.commands import Json, Quiet
-from oneflare.cli.server import Folder
+from oneflare.cli.options import GROUP, Folder, Json, Quiet
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
 
-OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
-flower = typer.Typer(help="Run a federation over a network with Flower.", **OPTIONS)
+flower = typer.Typer(help="Run a federation over a network with Flower.", **GROUP)
 
 MinMembers = Annotated[
     int,
@@ -224,7 +222,7 @@ def try_here(
     from oneflare.cli.show_federation import told
     from oneflare.client.observer import Observer
     from oneflare.errors import WorkError
-    from oneflare.federation.charter import read_charter
+    from oneflare.federation.charter import FILE, read_charter
     from oneflare.federation.coordinator import FederationFiles, FusedFederation, read_fused
     from oneflare.simulation.engines.flower import require_flower
 
@@ -234,8 +232,9 @@ def try_here(
     from oneflare.federation.flower.template import write_app
 
     charter = read_charter(folder)
-    charter.check_flower()
     nodes = _nodes(charter, member, key or ())
+    if charter.terms.upload.masked is not None:  # the roster that a member confirmed is in its own copy
+        nodes = {name: config | {"federation": str((folder / FILE).resolve())} for name, config in nodes.items()}
     place = _fresh(work or folder / "trial")
     app = write_app(place / "app", folder, min_members).parent
     closed = None

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oneflare.cli import names
-from oneflare.cli.commands import Json, Quiet
+from oneflare.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
+    from oneflare.fusion.membership import Membership
     from oneflare.simulation.results import DiagnosticsResult
     from oneflare.study.fusing import BenchTable, Spread
 
@@ -19,34 +20,41 @@ WIDTH = 150
 MEGA, MEBI = 1e6, 2**20
 
 
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs, or a comparison.")]
+Fusions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fusion",
+        "-f",
+        help="A fusion by its name, or '{name: ..., option: ...}'; may be repeated.",
+        autocompletion=names.complete_fusions,
+    ),
+]
+Everything = Annotated[
+    bool, typer.Option("--all", help="Run every fusion that these uploads allow, and measure its cost.")
+]
+WithTraining = Annotated[
+    bool,
+    typer.Option("--with-training", help="With --all, also run the fusions that train a network on the server."),
+]
+Without = Annotated[list[int] | None, typer.Option("--without", help="Leave this client out; may be repeated.")]
+Joining = Annotated[
+    list[Path] | None, typer.Option("--with", help="Add the upload of another client; may be repeated.")
+]
+Diagnostics = Annotated[
+    bool,
+    typer.Option("--diagnostics", help="Also measure neural collapse, CKA, cosines and distances between clients."),
+]
+
+
 def fuse(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs, or a comparison.")],
-    fusion: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fusion",
-            "-f",
-            help="A fusion by its name, or '{name: ..., option: ...}'; may be repeated.",
-            autocompletion=names.complete_fusions,
-        ),
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Run every fusion that these uploads allow, and measure its cost.")
-    ] = False,
-    with_training: Annotated[
-        bool,
-        typer.Option("--with-training", help="With --all, also run the fusions that train a network on the server."),
-    ] = False,
-    without: Annotated[
-        list[int] | None, typer.Option("--without", help="Leave this client out; may be repeated.")
-    ] = None,
-    joining: Annotated[
-        list[Path] | None, typer.Option("--with", help="Add the upload of another client; may be repeated.")
-    ] = None,
-    diagnostics: Annotated[
-        bool,
-        typer.Option("--diagnostics", help="Also measure neural collapse, CKA, cosines and distances between clients."),
-    ] = False,
+    folders: Runs,
+    fusion: Fusions = None,
+    everything: Everything = False,
+    with_training: WithTraining = False,
+    without: Without = None,
+    joining: Joining = None,
+    diagnostics: Diagnostics = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -67,29 +75,21 @@ def fuse(
     """
     from oneflare.cli import show
     from oneflare.cli.progress import progress
-    from oneflare.errors import ConfigError
     from oneflare.fusion.membership import Membership
     from oneflare.study.compare import FILE
-    from oneflare.study.fusing import bench_runs, own_fusions
+    from oneflare.study.fusing import bench_runs
 
     membership = Membership(tuple(without or ()), tuple(joining or ()))
     asked = [_spec(text) for text in fusion or ()]
-    _check_words(asked, everything=everything, with_training=with_training)
     more = everything or diagnostics or not membership.unchanged
-    if not (asked or more):
-        raise ConfigError("nothing to do; name a --fusion, or use --all, --diagnostics, --without or --with")
+    _check_words(asked, everything=everything, with_training=with_training, more=more)
     if not more and len(folders) == 1 and not (folders[0] / FILE).exists():
         _fuse_one(folders[0], asked, json=json, quiet=quiet)
         return
-    wanted: Sequence[str | Mapping[str, Any]] | None = asked
-    if everything:
-        wanted = None
-    elif not wanted and not membership.unchanged:
-        wanted = own_fusions(folders)
     with progress(enabled=not quiet, table=False) as observer:
         tables = bench_runs(
             folders,
-            names=wanted,
+            names=None if everything else _wanted(asked, folders, membership),
             with_training=with_training,
             membership=membership,
             diagnostics=diagnostics,
@@ -102,14 +102,25 @@ def fuse(
             _print(table)
 
 
-def _check_words(asked: Sequence[Mapping[str, Any]], *, everything: bool, with_training: bool) -> None:
-    """Refuse options that contradict each other."""
+def _wanted(
+    asked: Sequence[Mapping[str, Any]], folders: Sequence[Path], membership: Membership
+) -> Sequence[str | Mapping[str, Any]]:
+    """The fusions that were asked for; other members without a named fusion mean the runs' own fusions."""
+    from oneflare.study.fusing import own_fusions
+
+    return asked if asked or membership.unchanged else own_fusions(folders)
+
+
+def _check_words(asked: Sequence[Mapping[str, Any]], *, everything: bool, with_training: bool, more: bool) -> None:
+    """Refuse options that contradict each other, and a command that asks for nothing."""
     from oneflare.errors import ConfigError
 
     if everything and asked:
         raise ConfigError("--all already names every fusion; give --all or --fusion, not both")
     if with_training and not everything:
         raise ConfigError("--with-training belongs to --all; a fusion that is named trains anyway")
+    if not (asked or more):
+        raise ConfigError("nothing to do; name a --fusion, or use --all, --diagnostics, --without or --with")
 
 
 def _fuse_one(folder: Path, asked: Sequence[Mapping[str, Any]], *, json: bool, quiet: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from oneflare.cli.client import client
-from oneflare.cli.commands import Json
-from oneflare.cli.server import Folder, server
+from oneflare.cli.options import Folder, Json
+from oneflare.cli.server import server
 
 Earlier = Annotated[
     str,

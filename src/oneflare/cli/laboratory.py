@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from oneflare.cli import names
-from oneflare.cli.commands import Json
+from oneflare.cli.options import Json
 
 Picture = Annotated[Path, typer.Option("--out", "-o", help="Write the picture to this file: .png, .svg or .pdf.")]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.client import Mask, who
-from oneflare.cli.commands import Json, Quiet
-from oneflare.cli.server import WAIT_SECONDS, Folder
+from oneflare.cli.client import who
+from oneflare.cli.options import Folder, Json, Mask, Quiet
+from oneflare.cli.server import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.commands import Json
 from oneflare.cli.loading import FusionName, Key, Model, card_of, load
+from oneflare.cli.options import Json
 
 if TYPE_CHECKING:
     from socket import socket

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from oneflare.cli.commands import Json
+from oneflare.cli.options import Json
 
 HOME = "oneflare."
 

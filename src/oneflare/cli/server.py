@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.commands import Json, Overrides, Quiet
+from oneflare.cli.options import GROUP, Folder, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
     from oneflare.data import Split
@@ -17,66 +17,121 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 60.0
 """for another command that changes the same federation"""
-server = typer.Typer(
-    help="Coordinate a federation: set its terms, admit its members, fuse its model.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+server = typer.Typer(help="Coordinate a federation: set its terms, admit its members, fuse its model.", **GROUP)
 
-Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
+Classes = Annotated[
+    str,
+    typer.Option(
+        "--classes",
+        help="Names of the classes: with commas between, one per line of a text file, the folders in a folder, or "
+        "the labels in a table (labels.csv).",
+    ),
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(
+        "--image-size",
+        help="Images are resized to this many pixels, 8 to 1024; default: the backbone's own, or 32.",
+    ),
+]
+Channels = Annotated[int, typer.Option("--channels", help="1 for grey, 3 for colour.")]
+Mirror = Annotated[bool, typer.Option("--mirror", help="State that a mirrored image keeps its class.")]
+Pixels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pixels",
+        metavar="KEY=VALUE",
+        help="What the numbers in image files mean: bits=12, or low=600 and high=3700, for images of more than 8 "
+        "bits; background=black for transparent places; page=1 for files with several. Repeat.",
+    ),
+]
+FederationName = Annotated[
+    str | None, typer.Option("--name", help="Name of the federation; default: the name of its folder.")
+]
+Members = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--member",
+        help="NAME or NAME=KEY (a public key or its file); may be repeated. Without any, anybody may send.",
+    ),
+]
+Deadline = Annotated[
+    str | None,
+    typer.Option("--deadline", help="Last day for uploads, such as 2027-01-31; in UTC unless a time zone is given."),
+]
+Use = Annotated[str, typer.Option("--use", help="What the model is for; stated on its card.")]
+Limits = Annotated[str, typer.Option("--limits", help="What the model is not for; stated on its card.")]
+Encrypt = Annotated[
+    bool, typer.Option("--encrypt", help="Members encrypt their uploads, so that only you can read them.")
+]
+Uploads = Annotated[
+    Path | None, typer.Option("--uploads", help="Folder with the uploads; default: those of the last fusion.")
+]
+Add = Annotated[
+    list[Path] | None, typer.Option("--add", help="Add this upload, even after the deadline; may be repeated.")
+]
+Remove = Annotated[
+    list[str] | None, typer.Option("--remove", help="Leave this member out from now on; may be repeated.")
+]
+Late = Annotated[bool, typer.Option("--late", help="Accept uploads that were made after the deadline.")]
+Keep = Annotated[
+    bool,
+    typer.Option("--keep", help="For members without a usable upload, keep the upload of the last fusion."),
+]
+MinMembers = Annotated[
+    int | None,
+    typer.Option(
+        "--min-members",
+        min=1,
+        help="Fuse nothing with fewer members than this. Default: as many as the last fusion had, "
+        "without those who were removed; for the first fusion, all who are admitted.",
+    ),
+]
+TestImages = Annotated[
+    Path | None,
+    typer.Option("--test", help="Measure the model on these images of yours (class folders, a table or parquet)."),
+]
+Releases = Annotated[
+    Path | None,
+    typer.Option("--releases", help="Folder with the members' releases, where sums are masked."),
+]
+CheckImages = Annotated[
+    Path | None,
+    typer.Option(
+        "--check-images",
+        help="Check the effect of each member on these images of yours (class folders, a table or parquet).",
+    ),
+]
+CheckPoints = Annotated[
+    float,
+    typer.Option(
+        "--check-points",
+        min=0,
+        max=100,
+        help="Percentage of a class's --check-images that a member may cost before --approve is needed.",
+    ),
+]
+Approve = Annotated[
+    list[str] | None,
+    typer.Option("--approve", help="Accept this member's effect on --check-images; may be repeated."),
+]
 
 
 @server.command("init")
 def init(
     folder: Folder,
     overrides: Overrides = None,
-    classes: Annotated[
-        str,
-        typer.Option(
-            "--classes",
-            help="Names of the classes: with commas between, one per line of a text file, the folders in a folder, or "
-            "the labels in a table (labels.csv).",
-        ),
-    ] = "",
-    image_size: Annotated[
-        int | None,
-        typer.Option(
-            "--image-size",
-            help="Images are resized to this many pixels, 8 to 1024; default: the backbone's own, or 32.",
-        ),
-    ] = None,
-    channels: Annotated[int, typer.Option("--channels", help="1 for grey, 3 for colour.")] = 3,
-    mirror: Annotated[bool, typer.Option("--mirror", help="State that a mirrored image keeps its class.")] = False,
-    pixels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pixels",
-            metavar="KEY=VALUE",
-            help="What the numbers in image files mean: bits=12, or low=600 and high=3700, for images of more than 8 "
-            "bits; background=black for transparent places; page=1 for files with several. Repeat.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name of the federation; default: the name of its folder.")
-    ] = None,
-    member: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--member",
-            help="NAME or NAME=KEY (a public key or its file); may be repeated. Without any, anybody may send.",
-        ),
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(
-            "--deadline", help="Last day for uploads, such as 2027-01-31; in UTC unless a time zone is given."
-        ),
-    ] = None,
-    use: Annotated[str, typer.Option("--use", help="What the model is for; stated on its card.")] = "",
-    limits: Annotated[str, typer.Option("--limits", help="What the model is not for; stated on its card.")] = "",
-    encrypt: Annotated[
-        bool, typer.Option("--encrypt", help="Members encrypt their uploads, so that only you can read them.")
-    ] = False,
+    classes: Classes = "",
+    image_size: ImageSize = None,
+    channels: Channels = 3,
+    mirror: Mirror = False,
+    pixels: Pixels = None,
+    name: FederationName = None,
+    member: Members = None,
+    deadline: Deadline = None,
+    use: Use = "",
+    limits: Limits = "",
+    encrypt: Encrypt = False,
     json: Json = False,
 ) -> None:
     """Write federation.yaml, the terms every member trains under, and say what to send.
@@ -89,17 +144,10 @@ def init(
 
       oneflare server init skin --classes benign,malignant backbone=efficientnet_lite0 method=analytic
     """
-    from oneflare.cli import show
-    from oneflare.core.files import exclusive
     from oneflare.core.layers import parse_overrides
-    from oneflare.federation.charter import FILE, new_charter, revised
-    from oneflare.federation.member import upload_size
-    from oneflare.federation.opening import make_box
-    from oneflare.federation.recording import write_down
-    from oneflare.federation.vouching import make_key
+    from oneflare.federation.charter import new_charter
 
-    path = folder / FILE
-    _refuse_existing(path)
+    _refuse_existing(folder)
     charter = new_charter(
         name or folder.resolve().name,
         parse_overrides(overrides or []),
@@ -115,34 +163,45 @@ def init(
         limits=limits,
         members=dict(_member(text) for text in member or []),
     )
+    _what_to_send(folder, _founded(folder, charter, encrypt=encrypt), json=json)
+
+
+def _founded(folder: Path, charter: Charter, *, encrypt: bool) -> Charter:
+    """The charter with the coordinator's new keys, as it was written into the folder."""
+    from oneflare.core.files import exclusive
+    from oneflare.federation.charter import FILE, revised
+    from oneflare.federation.opening import make_box
+    from oneflare.federation.recording import write_down
+    from oneflare.federation.vouching import make_key
+
     with exclusive(folder, wait_seconds=WAIT_SECONDS):
-        _refuse_existing(path)
+        _refuse_existing(folder)
         key = make_key(folder)  # after everything else was found right
         charter = revised(charter, coordinator=key, encryption=make_box(folder) if encrypt else None)
-        charter.write(path)
+        charter.write(folder / FILE)
         write_down(charter, folder, [])
-    size = upload_size(charter)
-    if json:
-        show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": size})
-        return
-    _what_to_send(folder, charter, size, signs=key is not None)
+    return charter
 
 
-def _what_to_send(folder: Path, charter: Charter, upload_bytes: float, *, signs: bool) -> None:
+def _what_to_send(folder: Path, charter: Charter, *, json: bool) -> None:
     """After `init`: what was written, what goes to the members, and what they and the coordinator run next."""
     from oneflare.cli import show
     from oneflare.cli.show_federation import masked_next_steps
     from oneflare.federation.charter import FILE, short
+    from oneflare.federation.member import upload_size
     from oneflare.federation.opening import PRIVATE as BOX
     from oneflare.federation.page import size_text
     from oneflare.federation.vouching import PRIVATE
     from oneflare.upload.encryption import SUFFIX as ENCRYPTED
 
-    path = folder / FILE
+    path, upload_bytes = folder / FILE, upload_size(charter)
+    if json:
+        show.as_json({"file": str(path), "fingerprint": charter.fingerprint, "upload_bytes": upload_bytes})
+        return
     until = f" until {charter.deadline:%Y-%m-%d %H:%M %Z}" if charter.deadline else ""
     show.done(f"wrote {path}: {len(charter.classes)} classes, method {charter.terms.method}")
     show.done(f"fingerprint {short(charter.fingerprint)}: confirm it with the members by telephone or in person")
-    if signs:
+    if charter.coordinator is not None:
         show.done(f"{folder / PRIVATE}: your private key, which signs the models. Keep it, copy it to nobody.")
     else:
         show.done("Models will not be signed: pip install 'oneflare[sign]' before this command signs them.")
@@ -162,9 +221,11 @@ def _what_to_send(folder: Path, charter: Charter, upload_bytes: float, *, signs:
         show.done("No member is named yet: until one is, anybody's upload counts.")
 
 
-def _refuse_existing(path: Path) -> None:
+def _refuse_existing(folder: Path) -> None:
     from oneflare.errors import ConfigError
+    from oneflare.federation.charter import FILE
 
+    path = folder / FILE
     if path.exists():
         raise ConfigError(f"{path} exists; its members rely on it, so start another federation in another folder")
 
@@ -227,57 +288,17 @@ def admit(
 @server.command("fuse")
 def fuse(
     folder: Folder,
-    uploads: Annotated[
-        Path | None, typer.Option("--uploads", help="Folder with the uploads; default: those of the last fusion.")
-    ] = None,
-    add: Annotated[
-        list[Path] | None, typer.Option("--add", help="Add this upload, even after the deadline; may be repeated.")
-    ] = None,
-    remove: Annotated[
-        list[str] | None, typer.Option("--remove", help="Leave this member out from now on; may be repeated.")
-    ] = None,
-    late: Annotated[bool, typer.Option("--late", help="Accept uploads that were made after the deadline.")] = False,
-    keep: Annotated[
-        bool,
-        typer.Option("--keep", help="For members without a usable upload, keep the upload of the last fusion."),
-    ] = False,
-    min_members: Annotated[
-        int | None,
-        typer.Option(
-            "--min-members",
-            min=1,
-            help="Fuse nothing with fewer members than this. Default: as many as the last fusion had, "
-            "without those who were removed; for the first fusion, all who are admitted.",
-        ),
-    ] = None,
-    test: Annotated[
-        Path | None,
-        typer.Option("--test", help="Measure the model on these images of yours (class folders, a table or parquet)."),
-    ] = None,
-    releases: Annotated[
-        Path | None,
-        typer.Option("--releases", help="Folder with the members' releases, where sums are masked."),
-    ] = None,
-    check_images: Annotated[
-        Path | None,
-        typer.Option(
-            "--check-images",
-            help="Check the effect of each member on these images of yours (class folders, a table or parquet).",
-        ),
-    ] = None,
-    check_points: Annotated[
-        float,
-        typer.Option(
-            "--check-points",
-            min=0,
-            max=100,
-            help="Percentage of a class's --check-images that a member may cost before --approve is needed.",
-        ),
-    ] = 10.0,
-    approve: Annotated[
-        list[str] | None,
-        typer.Option("--approve", help="Accept this member's effect on --check-images; may be repeated."),
-    ] = None,
+    uploads: Uploads = None,
+    add: Add = None,
+    remove: Remove = None,
+    late: Late = False,
+    keep: Keep = False,
+    min_members: MinMembers = None,
+    test: TestImages = None,
+    releases: Releases = None,
+    check_images: CheckImages = None,
+    check_points: CheckPoints = 10.0,
+    approve: Approve = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oneflare.cli import names as complete
-from oneflare.cli.commands import Json, Quiet, split_words
+from oneflare.cli.commands import split_words
+from oneflare.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
     from oneflare.client.observer import Outcome
@@ -18,48 +19,51 @@ if TYPE_CHECKING:
 LABORATORY = "lambda"
 
 
-def study(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME]... [KEY=VALUE]...",
-            help="Names of studies, a declaration of your own (.yaml), or 'all'; then settings for every cell. "
-            "Without a name, the studies are listed.",
-            show_default=False,
-            autocompletion=complete.complete_studies,
-        ),
-    ] = None,
-    scale: Annotated[
-        str,
-        typer.Option(
-            "--scale", "-s", help="The scale: smoke, small or paper.", autocompletion=complete.complete_scales
-        ),
-    ] = "smoke",
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds",
-            "-n",
-            min=1,
-            help="Run this many seeds, from 0 to n-1; default: 3, unless the scale states another number.",
-        ),
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Also run the additional data sets and alphas of each study.")
-    ] = False,
-    runs: Annotated[Path, typer.Option("--runs", help="Keep the runs in the folder cells/ of this folder.")] = Path(
-        "runs"
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]... [KEY=VALUE]...",
+        help="Names of studies, a declaration of your own (.yaml), or 'all'; then settings for every cell. "
+        "Without a name, the studies are listed.",
+        show_default=False,
+        autocompletion=complete.complete_studies,
     ),
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write the results into this folder.")] = Path("results"),
-    processes: Annotated[
-        int | None, typer.Option("--processes", "-p", min=1, help="Run this many cells at once; default: one per core.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the cells and an estimate of their time.")
-    ] = False,
-    collect_only: Annotated[
-        bool, typer.Option("--collect", help="Make the results from the finished cells, without running any.")
-    ] = False,
+]
+ScaleName = Annotated[
+    str,
+    typer.Option("--scale", "-s", help="The scale: smoke, small or paper.", autocompletion=complete.complete_scales),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds",
+        "-n",
+        min=1,
+        help="Run this many seeds, from 0 to n-1; default: 3, unless the scale states another number.",
+    ),
+]
+Full = Annotated[bool, typer.Option("--full", help="Also run the additional data sets and alphas of each study.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Keep the runs in the folder cells/ of this folder.")]
+Results = Annotated[Path, typer.Option("--out", "-o", help="Write the results into this folder.")]
+Processes = Annotated[
+    int | None, typer.Option("--processes", "-p", min=1, help="Run this many cells at once; default: one per core.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the cells and an estimate of their time.")]
+CollectOnly = Annotated[
+    bool, typer.Option("--collect", help="Make the results from the finished cells, without running any.")
+]
+
+
+def study(
+    words: Words = None,
+    scale: ScaleName = "smoke",
+    seeds: Seeds = None,
+    full: Full = False,
+    runs: Runs = Path("runs"),
+    out: Results = Path("results"),
+    processes: Processes = None,
+    dry_run: DryRun = False,
+    collect_only: CollectOnly = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

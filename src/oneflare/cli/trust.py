@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.commands import Json, Quiet
+from oneflare.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
     from oneflare.study.audit import Audit

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.commands import Json, Quiet
+from oneflare.cli.options import Json, Quiet
 from oneflare.cli.server import Folder
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import both_features, own_dim
 from oneflare.nn.network import signed_root
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN
-from oneflare.upload.statistics import triangle
+from oneflare.upload.symmetric import triangle
 
 BLOCK = 256
 """images that are measured at a time"""

@@ -29,7 +29,7 @@ from oneflare.upload.evidence import (
     map_shape,
     offers,
 )
-from oneflare.upload.statistics import triangle
+from oneflare.upload.symmetric import triangle
 
 BLOCK = 128
 """images that are measured at a time"""

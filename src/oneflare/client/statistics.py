@@ -29,8 +29,8 @@ from oneflare.upload.statistics import (
     Plan,
     Statistics,
     pack,
-    symmetric,
 )
+from oneflare.upload.symmetric import symmetric
 
 BLOCK = 512
 """images whose features are in memory at a time"""

@@ -1,4 +1,4 @@
-"""Turns the numbers of an image file into brightness by the rule of the terms, the same for every kind of file."""
+"""Scales the numbers of an image file, 16-bit and floating ones too, to brightness by the rule of the terms."""
 
 from __future__ import annotations
 

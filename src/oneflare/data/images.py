@@ -27,7 +27,6 @@ from oneflare.data.brightness import MOST_PIXELS, Array, Refusal, Stored, bright
 from oneflare.data.dataset import ImageSpec
 from oneflare.data.square import square
 from oneflare.data.tiff import NOT_READ, is_tiff, refuse_misread, refuse_wrapped
-from oneflare.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow
@@ -69,38 +68,39 @@ class Decoded(NamedTuple):
     """of the file, such as PNG"""
 
 
-def decode(sources: Sequence[Source], names: Sequence[str], image: ImageSpec) -> torch.Tensor:
-    """Encoded images -> `(n, channels, size, size)` uint8. The first that cannot be used is a DataError."""
-    images, damaged = decode_all(sources, names, image)
-    if damaged:
-        raise DataError(str(damaged[min(damaged)]))
-    return images
+@dataclass(frozen=True)
+class ImageFiles:
+    """Encoded images that are read together."""
+
+    sources: Sequence[Source]
+    names: Sequence[str]
+    """what messages call them"""
+    refuse_constant: bool = False
+    """whether an image cannot be used if all its pixels are the same"""
 
 
 def decode_all(
-    sources: Sequence[Source],
-    names: Sequence[str],
-    image: ImageSpec,
-    tally: Tally | None = None,
-    *,
-    refuse_constant: bool = False,
+    files: ImageFiles, image: ImageSpec, tally: Tally | None = None
 ) -> tuple[torch.Tensor, dict[int, Damaged]]:
-    """Those images that can be used, in their order, and the others by row; `tally` counts what was done."""
+    """Images `(n, channels, size, size)` uint8 that can be used, in their order, and the others by row.
+
+    tally: counts what was done to them
+    """
 
     def one(row: int) -> Decoded | Damaged:
         try:
-            decoded = _decode_one(sources[row], image)
-            if refuse_constant and not np.ptp(decoded.pixels, axis=(0, 1)).any():
+            decoded = _decode_one(files.sources[row], image)
+            if files.refuse_constant and not np.ptp(decoded.pixels, axis=(0, 1)).any():
                 shades = ", ".join(str(value) for value in decoded.pixels[0, 0])
                 raise Refusal(f"every pixel is the same ({shades} of 255), so it shows nothing")
             return decoded
         except Exception as error:  # foreign bytes make decoders raise many kinds
-            return Damaged(names[row], _reason(error))
+            return Damaged(files.names[row], _reason(error))
 
     result: list[Array] = []
     damaged: dict[int, Damaged] = {}
     with _quiet(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        for row, answer in enumerate(pool.map(one, range(len(sources)))):
+        for row, answer in enumerate(pool.map(one, range(len(files.sources)))):
             if isinstance(answer, Damaged):
                 damaged[row] = answer
                 continue

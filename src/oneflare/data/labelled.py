@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from oneflare.data.dataset import ImageSpec, Split
-from oneflare.data.images import KINDS, Damaged, Source, Tally, decode, is_image_file
+from oneflare.data.images import KINDS, Damaged, ImageFiles, Source, Tally, is_image_file
 from oneflare.data.patients import numbered
-from oneflare.data.reading import PIXELS, Reader
+from oneflare.data.reading import PIXELS, Reader, read_all
 from oneflare.errors import DataError
 
 BLOCK = 1024
@@ -114,13 +114,13 @@ class LabelledImages:
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         """One image `(channels, size, size)` uint8 and its label; one that cannot be used is a DataError."""
         file = self.files[row]
-        return decode([file.path], [str(file.path)], self.image)[0], file.label
+        return read_all([file.path], [str(file.path)], self.image)[0], file.label
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[list[LabelledFile], Tensor]]:
         """All images in blocks of at most `size`, `(n, channels, size, size)` uint8, with their files."""
         for start in range(0, len(self.files), size):
             block = list(self.files[start : start + size])
-            yield block, decode([file.path for file in block], [str(file.path) for file in block], self.image)
+            yield block, read_all([file.path for file in block], [str(file.path) for file in block], self.image)
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Gathering:
         labels: Sequence[int],
         patients: Sequence[str | None] | None = None,
     ) -> None:
-        images, damaged = self.reader.read(sources, names, self.image, self.tally, refuse_constant=True)
+        images, damaged = self.reader.read(ImageFiles(sources, names, refuse_constant=True), self.image, self.tally)
         kept = [row for row in range(len(labels)) if row not in damaged]
         self.parts.append(images)
         self.labels += [labels[row] for row in kept]

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from oneflare.data.dataset import ImageSpec
-from oneflare.data.images import Damaged, Source, Tally, decode_all
+from oneflare.data.images import Damaged, ImageFiles, Source, Tally, decode_all
 from oneflare.errors import DataError
 
 
@@ -28,13 +28,7 @@ class Reader(Protocol):
         """
 
     def read(
-        self,
-        sources: Sequence[Source],
-        names: Sequence[str],
-        image: ImageSpec,
-        tally: Tally | None = None,
-        *,
-        refuse_constant: bool = False,
+        self, files: ImageFiles, image: ImageSpec, tally: Tally | None = None
     ) -> tuple[torch.Tensor, dict[int, Damaged]]:
         """As `decode_all`: `image` is what the method of that name returned."""
 
@@ -67,9 +61,14 @@ def as_files(images: torch.Tensor) -> list[bytes]:
     return files
 
 
-def read_all(sources: Sequence[Source], names: Sequence[str], image: ImageSpec, reader: Reader) -> torch.Tensor:
-    """What the reader makes of the files. The first image that cannot be used is a DataError."""
-    images, damaged = reader.read(sources, names, image)
+def read_all(
+    sources: Sequence[Source], names: Sequence[str], image: ImageSpec, reader: Reader = PIXELS
+) -> torch.Tensor:
+    """Encoded images -> pixels `(n, channels, size, size)` uint8, or what else the reader makes of them.
+
+    The first image that cannot be used is a DataError.
+    """
+    images, damaged = reader.read(ImageFiles(sources, names), image)
     if damaged:
         raise DataError(str(damaged[min(damaged)]))
     return images

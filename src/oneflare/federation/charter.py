@@ -276,14 +276,6 @@ class Charter(Section):
         """Whose key this is."""
         return next((name for name, key in self.members.items() if key == public), None)
 
-    def check_flower(self) -> None:
-        """Refuse terms that a Flower run cannot keep."""
-        if self.terms.upload.masked is not None:
-            raise ConfigError(
-                f"the sums of {self.name} are masked (upload.masked), which works by file only and not on Flower; use "
-                "`oneflare client join`, `train` and `release`, or terms without upload.masked"
-            )
-
     def check_member(self, name: str) -> str:
         check_name(name)
         if self.members and name not in self.members:

@@ -1,4 +1,4 @@
-"""Examines every upload that a federation receives and gives each a verdict in words."""
+"""Examines every upload that a federation receives: one of each member counts, and each gets a verdict in words."""
 
 from __future__ import annotations
 

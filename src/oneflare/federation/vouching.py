@@ -15,7 +15,7 @@ from oneflare.federation.result import FederationResult
 from oneflare.models.decisions import KIND as THRESHOLDS
 from oneflare.models.decisions import decision_path
 from oneflare.models.sealing import MODELS, SUFFIX, seal
-from oneflare.upload.signing import SigningKey, generate, public_key_of, read_key
+from oneflare.upload.signing import SigningKey, can_sign, generate, public_key_of, read_key
 
 PRIVATE, PUBLIC = "coordinator.key", "coordinator.pub"
 
@@ -32,11 +32,10 @@ class TrustedKey:
 
 def make_key(folder: Path) -> str | None:
     """A key pair for a new federation, or the one that is there; None where signatures are not installed."""
-    private = folder / PRIVATE
-    try:
-        return (read_key(private) if private.exists() else generate(private, folder / PUBLIC)).public
-    except ImportError:
+    if not can_sign():
         return None
+    private = folder / PRIVATE
+    return (read_key(private) if private.exists() else generate(private, folder / PUBLIC)).public
 
 
 def coordinator_key(charter: Charter, folder: Path) -> SigningKey | None:

@@ -82,21 +82,21 @@ class UploadSet:
     @property
     def prototypes(self) -> Tensor:
         """`(N, C, d)` prototypes of all clients, in the order of the uploads"""
-        rows = []
-        for upload in self.uploads:
-            if upload.prototypes is None:
-                raise UploadError(f"{upload.path}: holds no trained network; use a fusion of statistics")
-            rows.append(upload.prototypes)
-        return torch.stack(rows)
+        return self._stacked("prototypes", "holds no trained network; use a fusion of statistics")
 
     @property
     def counts(self) -> Tensor:
         """`(N, C)` samples of each class at each client, float64"""
+        return self._stacked("counts", "class counts were withheld; use a fusion that does not need them")
+
+    def _stacked(self, field: str, otherwise: str) -> Tensor:
+        """A field of all uploads as one tensor; otherwise: what is said of an upload without it"""
         rows = []
         for upload in self.uploads:
-            if upload.counts is None:
-                raise UploadError(f"{upload.path}: class counts were withheld; use a fusion that does not need them")
-            rows.append(upload.counts)
+            row: Tensor | None = getattr(upload, field)
+            if row is None:
+                raise UploadError(f"{upload.path}: {otherwise}")
+            rows.append(row)
         return torch.stack(rows)
 
     def statistics(self) -> Statistics:

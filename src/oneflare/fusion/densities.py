@@ -14,7 +14,8 @@ from oneflare.models.rules.density import FREEDOM, Gaussians
 from oneflare.nn.encoders import widened
 from oneflare.nn.network import signed_root
 from oneflare.upload import Upload
-from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN
+from oneflare.upload.symmetric import unpack_symmetric
 
 SHRINKAGE = 0.5
 """least weight of the multiple of the identity in every covariance; chosen on training images that nobody trained on"""
@@ -27,6 +28,9 @@ SHARPNESS, FALL = 2.2, 0.375
 on"""
 LEAST_TYPICAL = 0.05
 """expected ratio / sqrt(d) below which answers get no surer"""
+FIRM_SHRINKAGE = 0.1
+"""least weight of the identity at which a covariance is sure to be factored well in single precision: its condition
+number is then at most 10 d"""
 BOUND = 3.0
 """a ratio counts for at most so many times what is usual for members' own images"""
 
@@ -44,7 +48,7 @@ def oracle_shrinkage(covariance: Tensor, images: Tensor) -> Tensor:
 
 def shrunk(covariance: Tensor, images: Tensor, least: float) -> Tensor:
     """(1 - rho) S + rho tr(S)/d I, with the OAS weight but no less than `least`; `(N, d, d)`"""
-    rho = oracle_shrinkage(covariance, images).clamp(min=least)[:, None, None]
+    rho = oracle_shrinkage(covariance, images).clamp(min=least)[:, None, None].to(covariance.dtype)
     mean = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
     return (1 - rho) * covariance + rho * mean * torch.eye(covariance.shape[1], dtype=covariance.dtype)
 
@@ -139,13 +143,14 @@ def _one_member(upload: Upload, counts: Tensor, shrinkage: float) -> tuple[Gauss
     """Densities of its classes and of its background, class means and expected ratios."""
     part = upload.evidence(DENSITY)
     means, middle = part[DENSITY_MEANS].double(), part[BACKGROUND_MEAN].double()
-    within, behind = (unpack_symmetric(part[name])[None] for name in (WITHIN, BACKGROUND))
+    dtype = torch.float32 if shrinkage >= FIRM_SHRINKAGE else torch.float64
+    within, behind = (unpack_symmetric(part[name], dtype)[None] for name in (WITHIN, BACKGROUND))
     variance = float(behind[0].diagonal().mean())
     if not variance > 0:
         raise MemberFault(upload.client, f"{upload.path}: its network answers every background image alike")
     images = counts.sum()
     degrees = (images - (counts > 0).sum()).clamp(min=0) + PRIOR_IMAGES
-    prior = PRIOR_IMAGES * variance * torch.eye(means.shape[1], dtype=torch.float64)
+    prior = PRIOR_IMAGES * variance * torch.eye(means.shape[1], dtype=dtype)
     pooled = (images * within + prior) / degrees
     spread = 1 + 1 / counts.clamp(min=1)[None]  # of a new image around a mean of n
     classes = Gaussians.of(means[None], shrunk(pooled, degrees[None], shrinkage), spread)

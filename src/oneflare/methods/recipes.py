@@ -1,4 +1,4 @@
-"""The methods by name, and the version numbers that are their aliases."""
+"""The methods by name and by version number; the first fusion in a recipe is the method's own."""
 
 from __future__ import annotations
 

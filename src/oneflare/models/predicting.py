@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from oneflare.core.files import read_regular
-from oneflare.data.images import KINDS, decode, is_image_file
+from oneflare.data.images import KINDS, is_image_file
+from oneflare.data.reading import read_all
 from oneflare.data.tables import Columns, find_table, listed_paths
 from oneflare.errors import DataError, RunError
 from oneflare.models import GlobalModel
@@ -60,7 +61,7 @@ def read_images(model: GlobalModel, files: Sequence[Path]) -> tuple[torch.Tensor
     errors: dict[Path, str] = {}
     for file in files:
         try:
-            parts.append(decode([read_regular(file, IMAGE_BYTES)], [str(file)], image))
+            parts.append(read_all([read_regular(file, IMAGE_BYTES)], [str(file)], image))
         except (DataError, RunError) as error:
             errors[file] = str(error)
     empty = torch.empty(0, image.channels, image.size, image.size, dtype=torch.uint8)

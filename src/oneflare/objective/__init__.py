@@ -4,8 +4,8 @@ from oneflare.objective.banks import BANKS, Bank, build_bank
 from oneflare.objective.controllers import CONTROLLERS, ClientFacts, Controller, build_controller
 from oneflare.objective.open_set import OutlierMaker
 from oneflare.objective.proximal import Proximal
-from oneflare.objective.pull import Pull, PullOptions
-from oneflare.objective.terms import TERMS, Batch, align, local_terms
+from oneflare.objective.pull import Pull, PullOptions, align
+from oneflare.objective.terms import TERMS, Batch, local_terms
 
 __all__ = [
     "BANKS",

@@ -1,4 +1,4 @@
-"""The pull of the anchors on the prototypes, and what happens where it conflicts with the local gradient.
+"""The pull of the anchors on the prototypes: its loss L_align, and what happens where it conflicts with L_local.
 
 L_align touches nothing but the prototypes, and its gradient there is 2 (P - target)/(C d). So it enters the
 controller's loss as a leaf: one backward pass leaves the local gradient on P and d loss / d L_align on the leaf, and
@@ -12,10 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oneflare.objective.terms import align
-
 REFERENCE = 10 * 512
 """C d of ten classes and 512 features, the setting in which the strengths of the pull (lambda) were found"""
+
+
+def align(prototypes: Tensor, anchors: Tensor, rows: Tensor | None = None) -> Tensor:
+    """L_align = MSE(P, A), the mean over C d; for a batch of clients, of each
+
+    rows: `(..., C)` whether a class counts, where the mean is over some rows only; 0 where none does
+    """
+    squares = (prototypes - anchors).square()
+    if rows is None:
+        return squares.mean((-2, -1))
+    return torch.where(rows, squares.mean(-1), 0.0).sum(-1) / rows.sum(-1).clamp(min=1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The named terms of the local objective L_local (FAFI), and L_align.
+"""The named terms of the local objective L_local (FAFI).
 
 A term is a function of a `Batch`; similarity matrices are computed once and shared between terms.
 """
@@ -116,14 +116,3 @@ def supervised_contrastive(
     number = positive.sum(1)
     total = torch.where(positive, log_probability, 0.0).sum(1)
     return -(total / number.clamp(min=1)).sum() / (number > 0).sum().clamp(min=1)
-
-
-def align(prototypes: Tensor, anchors: Tensor, rows: Tensor | None = None) -> Tensor:
-    """L_align = MSE(P, A), the mean over C d; for a batch of clients, of each
-
-    rows: `(..., C)` whether a class counts, where the mean is over some rows only; 0 where none does
-    """
-    squares = (prototypes - anchors).square()
-    if rows is None:
-        return squares.mean((-2, -1))
-    return torch.where(rows, squares.mean(-1), 0.0).sum(-1) / rows.sum(-1).clamp(min=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.seeds import torch_generator
 from oneflare.data import Dataset, ImageSpec, load
-from oneflare.data.images import Damaged, Decoded, Source, Tally, decode_all
+from oneflare.data.images import Damaged, Decoded, ImageFiles, Source, Tally, decode_all
 from oneflare.data.reading import PIXELS, Reader
 from oneflare.data.sources import read_again
 from oneflare.nn.backbones import frozen, input_spec
@@ -55,20 +55,14 @@ class Features:
         frozen(image.backbone, self.device, self.backbone.get("weights"))
 
     def read(
-        self,
-        sources: Sequence[Source],
-        names: Sequence[str],
-        image: ImageSpec,
-        tally: Tally | None = None,
-        *,
-        refuse_constant: bool = False,
+        self, files: ImageFiles, image: ImageSpec, tally: Tally | None = None
     ) -> tuple[torch.Tensor, dict[int, Damaged]]:
         """Features `(n, D, 1, 1)` of the images that can be used, in their order, and the others by row."""
         with one_thread():
             self.check(image)
-            cache = FeatureCache.of(image, refuse_constant=refuse_constant)
-            digests = [_digest(source) for source in sources]
-            damaged = self._compute(_Work(sources, names, digests, image, cache, refuse_constant))
+            cache = FeatureCache.of(image, refuse_constant=files.refuse_constant)
+            digests = [_digest(source) for source in files.sources]
+            damaged = self._compute(_Work(files, digests, image, cache))
             good = [digest for row, digest in enumerate(digests) if row not in damaged]
             features, kept = cache.read(good, image.channels)
         if tally is not None:
@@ -83,7 +77,7 @@ class Features:
         missing = sorted(row for digest, row in first.items() if digest not in work.cache.places)
         self.total += len(missing)
         if missing:
-            there = len(work.sources) - len(missing)
+            there = len(work.files.sources) - len(missing)
             found = f" ({there} were found in {work.cache.folder})" if there else ""
             self.observer.stage(f"computing features of {len(missing)} images by {self.backbone['name']}{found}")
             self.observer.features(self.done, self.total)
@@ -101,7 +95,7 @@ class Features:
         task = partial(_extract, work, self.device, self.backbone.get("weights"))
         map_tasks(task, tasks, workers=self.workers, observer=self.observer, on_result=on_result)
         return {
-            row: Damaged(work.names[row], refused[digest])
+            row: Damaged(work.files.names[row], refused[digest])
             for row, digest in enumerate(work.digests)
             if digest in refused
         }
@@ -116,18 +110,12 @@ class Rehearsal(Features):
     """that computing all features would take"""
 
     def read(
-        self,
-        sources: Sequence[Source],
-        names: Sequence[str],
-        image: ImageSpec,
-        tally: Tally | None = None,
-        *,
-        refuse_constant: bool = False,
+        self, files: ImageFiles, image: ImageSpec, tally: Tally | None = None
     ) -> tuple[torch.Tensor, dict[int, Damaged]]:
         with one_thread():
             self.check(image)
             assert image.backbone is not None
-            pixels, damaged = decode_all(sources, names, image.decoded, tally, refuse_constant=refuse_constant)
+            pixels, damaged = decode_all(files, image.decoded, tally)
             some, started = pixels[:DECODED], time.monotonic()
             frozen(image.backbone, self.device)(some)
             each = (time.monotonic() - started) / max(1, len(some))
@@ -139,12 +127,15 @@ class Rehearsal(Features):
 
 @dataclass(frozen=True)
 class _Work:
-    sources: Sequence[Source]
-    names: Sequence[str]
+    files: ImageFiles
     digests: Sequence[bytes]
     image: ImageSpec
     cache: FeatureCache
-    refuse_constant: bool
+
+    def some(self, rows: Sequence[int]) -> ImageFiles:
+        """The files of these rows."""
+        files = self.files
+        return replace(files, sources=[files.sources[row] for row in rows], names=[files.names[row] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -176,8 +167,7 @@ def _extract(work: _Work, device: str, weights: str | None, rows: Sequence[int],
     parts: list[torch.Tensor] = []
     for start in range(0, len(rows), DECODED):
         some = rows[start : start + DECODED]
-        sources, names = [work.sources[row] for row in some], [work.names[row] for row in some]
-        pixels, damaged = decode_all(sources, names, work.image.decoded, record, refuse_constant=work.refuse_constant)
+        pixels, damaged = decode_all(work.some(some), work.image.decoded, record)
         refused.update({some[place]: one.reason for place, one in damaged.items()})
         parts.append(backbone(pixels))
     good = [work.digests[row] for row in rows if row not in refused]

@@ -37,8 +37,9 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import read_experiment
 from oneflare.upload import Contract, Upload, disclose, shrink
-from oneflare.upload.evidence import DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
+from oneflare.upload.evidence import DENSITY, DENSITY_MEANS, WITHIN
 from oneflare.upload.statistics import Statistics, pack, unpack
+from oneflare.upload.symmetric import unpack_symmetric
 
 FALSE_POSITIVES = 0.01
 """the rate at which true positives are reported"""

@@ -11,17 +11,8 @@ from torch import Tensor
 
 from oneflare.core.files import digest_of, tensor_digest, write_bytes
 from oneflare.upload import COUNTS, EVIDENCE, MANIFEST, STATISTICS, Upload, read_tensors
-from oneflare.upload.evidence import (
-    BACKGROUND,
-    BACKGROUND_MEAN,
-    DENSITY,
-    DENSITY_MEANS,
-    HEAD,
-    INPUTS,
-    WITHIN,
-    unpack_symmetric,
-)
-from oneflare.upload.statistics import triangle
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, HEAD, INPUTS, WITHIN
+from oneflare.upload.symmetric import triangle, unpack_symmetric
 
 REPEATED = 7
 """how often whoever claims more says to have every image"""

@@ -1,4 +1,4 @@
-"""Reads and checks an upload: nothing in the file is trusted.
+"""Reads an upload and checks its size, manifest, digest, names, shapes, types and numbers: nothing in it is trusted.
 
 In this order, and before any tensor is used: size limit, header length, schema, digest, names, shapes and dtypes
 against the encoder the server expects, finiteness, plausible ranges. Nothing is allocated that the federation's own

@@ -13,19 +13,16 @@ import torch
 from torch import Tensor
 
 from oneflare.nn import check_size
-from oneflare.upload.statistics import (
-    COUNTS,
-    INT16_STEPS,
+from oneflare.upload.statistics import COUNTS, INT16_STEPS, SUMS, FeatureLimits, Plan, Statistics
+from oneflare.upload.symmetric import (
     ROUNDING,
     SLACK,
-    SUMS,
-    FeatureLimits,
-    Plan,
-    Statistics,
+    correlations,
     positive,
-    symmetric,
+    products_complaint,
     triangle,
     triangle_size,
+    unpack_symmetric,
 )
 
 CLASS_SCATTER = "class_scatter"
@@ -52,18 +49,11 @@ class ClassStatistics:
     def scatter(self, label: int) -> Tensor:
         """S_c `(D, D)`"""
         total = self.sums[label]
-        return _square(self.grams[label], len(total)) - torch.outer(total, total / max(float(self.counts[label]), 1.0))
+        return unpack_symmetric(self.grams[label]) - torch.outer(total, total / max(float(self.counts[label]), 1.0))
 
     def pooled(self) -> Statistics:
         """G, b and n of all classes together."""
-        return Statistics(_square(self.grams.sum(0), self.sums.shape[1]), self.sums, self.counts)
-
-
-def _square(values: Tensor, dim: int) -> Tensor:
-    """The symmetric matrix whose upper triangle is given row by row."""
-    upper = torch.zeros(dim, dim, dtype=torch.float64)
-    upper[triangle(dim)] = values.double()
-    return symmetric(upper)
+        return Statistics(unpack_symmetric(self.grams.sum(0)), self.sums, self.counts)
 
 
 def class_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ...], bool]]:
@@ -113,7 +103,7 @@ def unpack_classes(packed: Mapping[str, Tensor]) -> ClassStatistics:
 
 
 def _class_scatter(packed: Mapping[str, Tensor], label: int) -> Tensor:
-    scatter = _square(packed[CLASS_SCATTER][label], packed[SUMS].shape[1])
+    scatter = unpack_symmetric(packed[CLASS_SCATTER][label])
     if CLASS_SCALE in packed:
         scale = packed[CLASS_SCALE][label].double()
         scatter *= scale[:, None] * scale / INT16_STEPS
@@ -142,21 +132,14 @@ def class_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str 
 
 def _one_class(scatter: Tensor, mean: Tensor, count: float, limits: FeatureLimits, entry: float) -> str | None:
     """entry: what rounding moves a correlation by at most"""
-    diagonal = scatter.diagonal()
-    if bool((diagonal < 0).any()):
-        return "a negative variance on its diagonal"
-    deviation = diagonal.sqrt()
-    if bool((scatter.abs() > (1 + SLACK) * deviation[:, None] * deviation + 1e-30).any()):
-        return "a covariance larger than its variances allow"
+    impossible = products_complaint(scatter)
+    if impossible is not None:
+        return impossible
     width = limits.high - limits.low
     most = count * ((limits.high - mean).clamp(min=0) * (mean - limits.low).clamp(min=0))  # Bhatia and Davis 2000
-    if bool((diagonal > (1 + SLACK) * most + SLACK * count * width.square()).any()):
+    if bool((scatter.diagonal() > (1 + SLACK) * most + SLACK * count * width.square()).any()):
         return "a variance that is more than its feature can have"
-    alive = deviation > 0
-    if not bool(alive.any()):
-        return None
-    scale = 1 / deviation[alive]
-    correlations = scatter[alive][:, alive] * scale[:, None] * scale
-    if not positive(correlations, 2 * (SLACK + len(scale) * entry)):
+    related = correlations(scatter)
+    if not positive(related, 2 * (SLACK + len(related) * entry)):
         return "covariances that are not positive semidefinite"
     return None

@@ -17,7 +17,8 @@ from oneflare.upload.class_statistics import class_layout
 from oneflare.upload.evidence import layout
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, vector_size
 from oneflare.upload.mixtures import mixture_layout
-from oneflare.upload.statistics import CLASS_COVARIANCES, COVARIANCE, MIXTURES, Plan, triangle_size
+from oneflare.upload.statistics import CLASS_COVARIANCES, COVARIANCE, MIXTURES, Plan
+from oneflare.upload.symmetric import triangle_size
 
 SCHEMA = 1
 MANIFEST = "oneflare"

@@ -10,14 +10,13 @@ decrypt (the construction STREAM of Hoang, Reyhanitabar, Rogaway and Vizard 2015
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from oneflare.core.files import open_regular, writing
 from oneflare.errors import ConfigError, UploadError
-from oneflare.upload.signing import create_private, key_bytes, read_private
+from oneflare.upload.signing import create_private, curve, key_bytes, key_text, read_private
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -30,11 +29,7 @@ PIECE, TAG, KEY_BYTES = 1 << 16, 16, 32
 
 
 def _x25519() -> Any:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import x25519
-    except ImportError:
-        raise ConfigError("encryption needs the package cryptography; pip install 'oneflare[sign]'") from None
-    return x25519
+    return curve("x25519", "encryption needs")
 
 
 def check_box_key(public: str) -> str:
@@ -56,7 +51,7 @@ class BoxKey:
     @property
     def public(self) -> str:
         """`x25519:` and 44 letters, as federation.yaml has it."""
-        return PREFIX + base64.b64encode(self._key.public_key().public_bytes_raw()).decode()
+        return key_text(self._key, PREFIX)
 
     def shared(self, theirs: bytes) -> bytes:
         return self._key.exchange(_x25519().X25519PublicKey.from_public_bytes(theirs))

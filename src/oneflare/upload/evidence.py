@@ -31,7 +31,15 @@ from torch import Tensor, nn
 
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import own_dim
-from oneflare.upload.statistics import ROUNDING, positive, symmetric, triangle, triangle_size
+from oneflare.upload.symmetric import (
+    ROUNDING,
+    SLACK,
+    correlations,
+    positive,
+    products_complaint,
+    triangle_size,
+    unpack_symmetric,
+)
 
 EVIDENCE = {
     "moments": "mean and variance of the unit features",
@@ -70,8 +78,6 @@ FIELDS = {
 }
 """how tensors' names begin -> the evidence they are part of"""
 HEAD = "prototypes"
-SLACK = 1e-3
-"""of what rounding may break"""
 
 
 def offers(names: Iterable[str]) -> frozenset[str]:
@@ -149,14 +155,6 @@ def layout(network: PrototypeNetwork, names: Iterable[str]) -> dict[str, tuple[i
     return shapes
 
 
-def unpack_symmetric(values: Tensor) -> Tensor:
-    """The matrix whose upper triangle is given, float64."""
-    dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
-    upper = torch.zeros(dim, dim, dtype=torch.float64)
-    upper[triangle(dim)] = values.double()
-    return symmetric(upper)
-
-
 ROOT_LIMIT = 1e3
 """largest entry of the root of a feature: no entry of an honest network's feature is beyond its square"""
 FEATURE_LIMIT = ROOT_LIMIT**2
@@ -204,18 +202,12 @@ def complaint(tensors: Mapping[str, Tensor], counts: Tensor | None) -> str | Non
 
 def _factor_complaint(matrix: Tensor, most: float | None) -> str | None:
     """Of a matrix of second moments, which has no negative eigenvalue."""
-    diagonal = matrix.diagonal()
-    if bool((diagonal < 0).any()):
-        return "has a negative number on its diagonal"
-    bound = diagonal.sqrt()
-    if bool((matrix.abs() > (1 + SLACK) * bound[:, None] * bound + 1e-30).any()):
-        return "has a product larger than its squares allow"
-    alive = bound > 0
-    scale = 1 / bound[alive]
-    slack = SLACK + 4 * ROUNDING * len(matrix)
-    if bool(alive.any()) and not positive(matrix[alive][:, alive] * scale[:, None] * scale, slack):
+    impossible = products_complaint(matrix, "square", "product")
+    if impossible is not None:
+        return f"has {impossible}"
+    if not positive(correlations(matrix), SLACK + 4 * ROUNDING * len(matrix)):
         return "is not positive semidefinite, which second moments are"
-    return _too_large(float(diagonal.sum()), most)
+    return _too_large(float(matrix.trace()), most)
 
 
 def _too_large(value: float, most: float | None) -> str | None:

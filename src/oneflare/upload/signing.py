@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import importlib
 import os
 import re
 import stat
@@ -21,6 +22,7 @@ from oneflare.errors import ConfigError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 PREFIX = "ed25519:"
 MESSAGE = b"oneflare upload "
@@ -34,12 +36,30 @@ def check_name(name: str) -> str:
     return name
 
 
-def _ed25519() -> Any:
+def curve(name: str, purpose: str) -> Any:
+    """The part of the package cryptography for ed25519 or x25519; purpose: what is said to need it."""
     try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519
+        return importlib.import_module(f"cryptography.hazmat.primitives.asymmetric.{name}")
     except ImportError:
-        raise ConfigError("signatures need the package cryptography; pip install 'oneflare[sign]'") from None
-    return ed25519
+        raise ConfigError(f"{purpose} the package cryptography; pip install 'oneflare[sign]'") from None
+
+
+def _ed25519() -> Any:
+    return curve("ed25519", "signatures need")
+
+
+def can_sign() -> bool:
+    """Whether the package for signatures is installed."""
+    try:
+        _ed25519()
+    except ConfigError:
+        return False
+    return True
+
+
+def key_text(key: Ed25519PrivateKey | X25519PrivateKey, prefix: str) -> str:
+    """The public half of a key as one word; `key_bytes` reads it."""
+    return prefix + base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
 class SigningKey:
@@ -51,7 +71,7 @@ class SigningKey:
     @property
     def public(self) -> str:
         """`ed25519:` and 44 letters, as federation.yaml has it."""
-        return PREFIX + base64.b64encode(self._key.public_key().public_bytes_raw()).decode()
+        return key_text(self._key, PREFIX)
 
     def sign(self, digest: str, message: bytes = MESSAGE) -> str:
         """message: what kind of thing the digest is of; a signature for one kind does not hold for another"""
@@ -70,14 +90,14 @@ def verify(public: str, signature: str, digest: str, message: bytes = MESSAGE) -
     return True
 
 
-def key_bytes(public: str, prefix: str, made: str) -> bytes:
+def key_bytes(public: str, prefix: str, made: str, kind: str = "public key") -> bytes:
     """The 32 bytes of a public key that is written as `prefix` and base64. made: which command prints such keys"""
     try:
         content = base64.b64decode(public.removeprefix(prefix), validate=True)
     except (binascii.Error, ValueError):
         content = b""
     if not public.startswith(prefix) or len(content) != KEY_BYTES:
-        raise ConfigError(f"'{public:.80}' is not a public key; it starts with {prefix} and {made}")
+        raise ConfigError(f"'{public:.80}' is not a {kind}; it starts with {prefix} and {made}")
     return content
 
 

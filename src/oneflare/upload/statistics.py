@@ -26,6 +26,15 @@ from torch import Tensor
 
 from oneflare.core.privacy import Privacy
 from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
+from oneflare.upload.symmetric import (
+    ROUNDING,
+    SLACK,
+    positive,
+    products_complaint,
+    triangle,
+    triangle_size,
+    unpack_symmetric,
+)
 
 SCATTER = "scatter"
 SCALE = "scatter#scale"
@@ -155,19 +164,6 @@ class Statistics:
         return float(self.counts.sum())
 
 
-def symmetric(upper: Tensor) -> Tensor:
-    """The symmetric matrix whose upper triangle is given."""
-    return torch.triu(upper) + torch.triu(upper, 1).T
-
-
-def triangle_size(dim: int) -> int:
-    return dim * (dim + 1) // 2
-
-
-def triangle(dim: int) -> Tensor:
-    return torch.ones(dim, dim, dtype=torch.bool).triu()
-
-
 def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
     """The tensors of an upload: S = G - n m m^T (upper triangle), class sums, counts.
 
@@ -203,21 +199,15 @@ def _mean_part(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def _scatter(packed: Mapping[str, Tensor]) -> Tensor:
-    dim = packed[SUMS].shape[1]
-    upper = torch.zeros(dim, dim, dtype=torch.float64)
-    upper[triangle(dim)] = packed[SCATTER].double()
+    scatter = unpack_symmetric(packed[SCATTER])
     if SCALE in packed:
         scale = packed[SCALE].double()
-        upper *= scale[:, None] * scale / INT16_STEPS
-    return symmetric(upper)
+        scatter *= scale[:, None] * scale / INT16_STEPS
+    return scatter
 
 
 # ---- what statistics of images must satisfy, whoever sends them
 
-ROUNDING = 2.0**-23
-"""relative, of what is sent as float32, with a factor of two to spare"""
-SLACK = 1e-3
-"""of what summation in another order may break"""
 NOISE_TAIL = 8.0
 """standard deviations that no honest noise exceeds: once in 10^15 numbers"""
 MOST_IMAGES = 10**9
@@ -297,12 +287,10 @@ def _sums_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str 
 def _scatter_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str | None:
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
     scatter = _scatter(packed)
+    impossible = products_complaint(scatter)
+    if impossible is not None:
+        return f"scatter has {impossible}"
     diagonal = scatter.diagonal()
-    if bool((diagonal < 0).any()):
-        return "scatter has a negative variance on its diagonal"
-    bound = diagonal.sqrt()
-    if bool((scatter.abs() > (1 + SLACK) * bound[:, None] * bound + 1e-30).any()):
-        return "scatter has a covariance larger than its variances allow"
     n = float(counts.sum())
     mean = sums.sum(0) / n
     most = n * ((limits.high - mean).clamp(min=0) * (mean - limits.low).clamp(min=0))  # Bhatia and Davis 2000
@@ -340,12 +328,6 @@ def _within_is_possible(scatter: Tensor, sums: Tensor, counts: Tensor, entry: fl
     moved = math.sqrt(n) * float((2 * ROUNDING * size[alive] * scale).norm())
     slack = 2 * (SLACK + dim * entry + 2 * math.sqrt(dim) * moved + moved**2)
     return positive(within, slack)
-
-
-def positive(matrix: Tensor, slack: float) -> bool:
-    """Whether a symmetric matrix has no eigenvalue below -slack."""
-    shifted = matrix + slack * torch.eye(len(matrix), dtype=matrix.dtype)
-    return int(torch.linalg.cholesky_ex(shifted).info) == 0
 
 
 def _noised_complaint(packed: Mapping[str, Tensor], counts: list[int], samples: int, privacy: Privacy) -> str | None:

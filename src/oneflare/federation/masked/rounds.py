@@ -105,10 +105,11 @@ class Closed:
     """whether it was closed earlier"""
 
 
-def close_round(folder: Path, uploads: Path, *, early: bool = False, late: bool = False) -> Closed:
+def close_round(folder: Path, uploads: Path, *, early: bool = False, late: bool = False, least: int = 0) -> Closed:
     """Fix whose sums are added up, and write the request for the members. What is fixed is never changed.
 
-    early: also before the deadline, while members are missing. late: uploads made after the deadline count.
+    early: also before the deadline, while members are missing. late: uploads made after the deadline count. least: with
+    fewer members nothing is closed; the roster's threshold holds in any case.
     """
     with exclusive(folder):
         charter = read_charter(folder)
@@ -124,17 +125,15 @@ def close_round(folder: Path, uploads: Path, *, early: bool = False, late: bool 
         known = UploadHistory(_removed(folder, roster))
         with decrypted(charter, folder) as opened:
             intake = take_in(charter, upload_files(uploads), known=known, late=late, opened=opened)
-            request = _closed_with(charter, roster, intake, files, key, early)
+            _check_enough(charter, roster, intake, early, least)
+            request = _closed_with(charter, roster, intake, files, key)
         digests = {name: row.digest for name, row in request.uploaded.items()}
         write_down(charter, folder, [closed_event(roster, digests, request.missing(roster))])
     return Closed(request, files.request, request.missing(roster), roster.threshold, before=False)
 
 
-def _closed_with(
-    charter: Charter, roster: Roster, intake: Intake, files: RoundFiles, key: SigningKey, early: bool
-) -> Request:
+def _closed_with(charter: Charter, roster: Roster, intake: Intake, files: RoundFiles, key: SigningKey) -> Request:
     """Write the uploads of the round, and then the request."""
-    _check_enough(charter, roster, intake, early)
     notes = _notes(roster, intake.uploads)
     request = Request(
         federation=charter.fingerprint,
@@ -189,7 +188,7 @@ def _refuse_late(charter: Charter, folder: Path, uploads: Path, request: Request
         )
 
 
-def _check_enough(charter: Charter, roster: Roster, intake: Intake, early: bool) -> None:
+def _check_enough(charter: Charter, roster: Roster, intake: Intake, early: bool, least: int) -> None:
     present = intake.uploads
     missing = [name for name in roster.names if name not in present]
     reasons = [
@@ -204,6 +203,11 @@ def _check_enough(charter: Charter, roster: Roster, intake: Intake, early: bool)
         raise RunError(
             f"{len(present)} of {len(roster.names)} members have sent a usable upload, and a total needs at least "
             f"{roster.threshold}; ask {', '.join(missing)}. {'; '.join(reasons)}"
+        )
+    if len(present) < least:
+        raise RunError(
+            f"{len(present)} of {len(roster.names)} members have sent a usable upload, but min-members is {least}; the "
+            f"round stays open, because closing it cannot be undone. {'; '.join(reasons)}"
         )
     if missing and charter.deadline is not None and datetime.now(UTC) < charter.deadline and not early:
         raise RunError(

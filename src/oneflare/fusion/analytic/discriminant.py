@@ -1,4 +1,4 @@
-"""Linear classifiers from summed statistics, with the ridge and the temperature chosen without data.
+"""The closed-form head of `analytic`: solved from summed statistics, ridge and temperature chosen without data.
 
 Features are centred and divided by their deviations, both from the summed statistics, so that their covariance is the
 correlation matrix K; classes have prior p, means M `(D, C)`, and y is the centred one-hot label.

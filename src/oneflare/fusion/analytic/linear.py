@@ -1,4 +1,4 @@
-"""Linear classifiers from summed statistics as they were published: least squares, Gaussian rules, nearest means.
+"""Closed-form heads from summed statistics as others published them: least squares, Gaussian rules, nearest means.
 
 G, b and n are the sums over all clients (`oneflare.upload.statistics`), m_c = b_c / n_c, and p_c = n_c / n.
 """

@@ -13,7 +13,8 @@ from oneflare.fusion.averaging.average import full_state, single_model, size_ave
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.upload import Upload
-from oneflare.upload.evidence import GRADIENTS, INPUTS, linear_maps, map_matrix, map_state, unpack_symmetric
+from oneflare.upload.evidence import GRADIENTS, INPUTS, linear_maps, map_matrix, map_state
+from oneflare.upload.symmetric import unpack_symmetric
 
 TINY = 1e-20
 """keeps factors that are zero solvable"""

@@ -9,7 +9,8 @@ from oneflare.errors import ConfigError
 from oneflare.fusion.averaging.average import full_state, single_model, size_average
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.workspace import QUIET, Workspace
-from oneflare.upload.evidence import INPUTS, linear_maps, map_matrix, map_state, unpack_symmetric
+from oneflare.upload.evidence import INPUTS, linear_maps, map_matrix, map_state
+from oneflare.upload.symmetric import unpack_symmetric
 
 TINY = 1e-20
 """keeps a layer whose inputs are always zero solvable: there the plain average is left"""

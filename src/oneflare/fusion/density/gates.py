@@ -13,7 +13,8 @@ from oneflare.fusion.densities import SHRINKAGE, member_densities, projected_mea
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.density import Gaussians
 from oneflare.models.rules.gates import EnergyGate, LengthGate, RatioGate, VirtualLogitGate
-from oneflare.upload.evidence import DENSITY, DENSITY_MEANS, WITHIN, unpack_symmetric
+from oneflare.upload.evidence import DENSITY, DENSITY_MEANS, WITHIN
+from oneflare.upload.symmetric import unpack_symmetric
 
 Score = Literal["density", "mahalanobis", "virtual_logit", "energy", "length"]
 MEASURED = frozenset({"density", "mahalanobis", "virtual_logit"})

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
 from oneflare.fusion.base import UploadSet
-from oneflare.upload.evidence import INPUTS, unpack_symmetric
+from oneflare.upload.evidence import INPUTS
 from oneflare.upload.statistics import G_B_N, Statistics
+from oneflare.upload.symmetric import unpack_symmetric
 
 SKETCH = 32
 """dimensions in which class means are compared"""

@@ -1,4 +1,4 @@
-"""Fusions that find, without data, the members that disagree with the rest.
+"""Names the suspicious members, which disagree with the rest, without data; and a fusion that leaves them out.
 
 Honest members share their start and their anchors, so their prototypes of a class lie on the way from one to the
 other, and their networks give related answers to images that show nothing (`probes`) as far as they know the same

@@ -38,14 +38,15 @@ class Gaussians:
 
     @classmethod
     def of(cls, means: Tensor, covariances: Tensor, spread: Tensor) -> Gaussians:
-        """means `(N, K, d)`, covariances `(N, d, d)` positive definite, spread `(N, K)`"""
-        factor = torch.linalg.cholesky(covariances.double())
+        """means `(N, K, d)`, covariances `(N, d, d)` positive definite, spread `(N, K)`; computed in the covariances'
+        own precision"""
+        factor = torch.linalg.cholesky(covariances)
         whitening = torch.linalg.solve_triangular(
-            factor, torch.eye(factor.shape[1], dtype=torch.float64).expand_as(factor), upper=False
+            factor, torch.eye(factor.shape[1], dtype=factor.dtype).expand_as(factor), upper=False
         )
-        determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
+        determinant = 2 * factor.diagonal(dim1=1, dim2=2).double().log().sum(1, keepdim=True)
         level = -(determinant + factor.shape[1] * spread.double().log()) / 2
-        centres = torch.einsum("nij,nkj->nki", whitening, means.double())
+        centres = torch.einsum("nij,nkj->nki", whitening, means.to(factor.dtype))
         return cls(whitening.float(), centres.float(), spread.float(), level.float())
 
     def take(self, rows: Tensor) -> Gaussians:

@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from oneflare._version import __version__
-from oneflare.data.images import decode
+from oneflare.data.reading import read_all
 from oneflare.errors import DataError
 from oneflare.models import GlobalModel
 from oneflare.models.cards import CardText
@@ -154,7 +154,7 @@ class Predictor:
         image = self.model.task.image.decoded
         names = [f"number {row + 1}" for row in range(len(contents))]
         try:
-            images = decode(contents, names, image)
+            images = read_all(contents, names, image)
         except DataError as error:
             raise RequestError(422, str(error)) from None
         started = time.perf_counter()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from oneflare.errors import ConfigError, TrainingError
-from oneflare.upload.statistics import Statistics, symmetric, triangle, triangle_size
+from oneflare.upload.statistics import Statistics
+from oneflare.upload.symmetric import triangle, triangle_size, unpack_symmetric
 
 FIXED = "fixed"
 """name of the tensor with all sums, one after the other"""
@@ -93,8 +94,7 @@ def counts_of(vector: Tensor, classes: int) -> Tensor:
 
 def from_vector(vector: Tensor, classes: int, dim: int, fixed: FixedPoint) -> Statistics:
     """The statistics whose sums the vector holds."""
-    sums, upper = vector[classes : classes + classes * dim], torch.zeros(dim, dim, dtype=torch.float64)
-    upper[triangle(dim)] = vector[classes + classes * dim :].double() * 4.0**-fixed.bits
-    return Statistics(
-        symmetric(upper), sums.view(classes, dim).double() * 2.0**-fixed.bits, counts_of(vector, classes).double()
-    )
+    end = classes + classes * dim
+    gram = unpack_symmetric(vector[end:].double() * 4.0**-fixed.bits)
+    sums = vector[classes:end].view(classes, dim).double() * 2.0**-fixed.bits
+    return Statistics(gram, sums, counts_of(vector, classes).double())

@@ -6,28 +6,21 @@ pass phrase.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oneflare.errors import ConfigError
-from oneflare.upload.signing import create_file
+from oneflare.upload.signing import create_file, curve, key_bytes, key_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 PREFIX = "x25519:"
-KEY_BYTES = 32
 
 
 def _x25519() -> Any:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import x25519
-    except ImportError:
-        raise ConfigError("masked sums need the package cryptography; pip install 'oneflare[sign]'") from None
-    return x25519
+    return curve("x25519", "masked sums need")
 
 
 class MaskKey:
@@ -43,7 +36,7 @@ class MaskKey:
     @property
     def public(self) -> str:
         """`x25519:` and 44 letters, as the roster has it."""
-        return PREFIX + base64.b64encode(self._key.public_key().public_bytes_raw()).decode()
+        return key_text(self._key, PREFIX)
 
     def shared(self, public: str) -> bytes:
         """The 32 bytes that only the owners of both keys can compute."""
@@ -72,12 +65,7 @@ def check_mask_key(public: str) -> str:
 
 
 def _public_key(public: str) -> X25519PublicKey:
-    try:
-        content = base64.b64decode(public.removeprefix(PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        content = b""
-    if not public.startswith(PREFIX) or len(content) != KEY_BYTES:
-        raise ConfigError(f"'{public:.80}' is not a mask key; it starts with {PREFIX}, and `client join` makes one")
+    content = key_bytes(public, PREFIX, "`client join` makes one", "mask key")
     key: X25519PublicKey = _x25519().X25519PublicKey.from_public_bytes(content)
     return key
 

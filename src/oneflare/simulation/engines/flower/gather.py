@@ -33,6 +33,8 @@ class Terms:
     """for replies, counted from the first question"""
     nodes: frozenset[int] | None = None
     """the only ones that are asked; None: whoever appears"""
+    kind: str = MessageType.TRAIN
+    """which of its functions a node's app answers with"""
 
 
 @dataclass
@@ -70,7 +72,7 @@ def gather(
             if content is None:
                 continue
             asked_at = asked_at or time.monotonic()
-            message = Message(content, node, MessageType.TRAIN, ttl=terms.reply_seconds + 60)
+            message = Message(content, node, terms.kind, ttl=terms.reply_seconds + 60)
             number = next(iter(grid.push_messages([message])), None)
             if number:
                 waiting[number] = node

@@ -19,8 +19,9 @@ TASK = "oneflare.task"
 FACTS = "oneflare.facts"
 FILES = "oneflare.core.files"
 UPLOAD = "upload.safetensors"
+RELEASE = "release.json"
 _KIND = "oneflare.file"
-_FILE_NAME = re.compile(r"upload\.safetensors|trace\.jsonl|snapshots/epoch-\d{5}\.safetensors")
+_FILE_NAME = re.compile(r"upload\.safetensors|release\.json|trace\.jsonl|snapshots/epoch-\d{5}\.safetensors")
 
 
 def question(task: Mapping[str, Any]) -> RecordDict:

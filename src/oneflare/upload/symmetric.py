@@ -1,0 +1,59 @@
+"""Symmetric matrices of summed products: how they travel as upper triangles, and what none of them can contain."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUNDING = 2.0**-23
+"""relative, of what is sent as float32, with a factor of two to spare"""
+SLACK = 1e-3
+"""of what rounding, and summation in another order, may break"""
+
+
+def triangle_size(dim: int) -> int:
+    return dim * (dim + 1) // 2
+
+
+def triangle(dim: int) -> Tensor:
+    return torch.ones(dim, dim, dtype=torch.bool).triu()
+
+
+def symmetric(upper: Tensor) -> Tensor:
+    """The symmetric matrix whose upper triangle is given."""
+    return torch.triu(upper) + torch.triu(upper, 1).T
+
+
+def unpack_symmetric(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The matrix whose upper triangle is given as one row of numbers."""
+    dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
+    upper = torch.zeros(dim, dim, dtype=dtype)
+    upper[triangle(dim)] = values.to(dtype)
+    return symmetric(upper)
+
+
+def products_complaint(products: Tensor, square: str = "variance", product: str = "covariance") -> str | None:
+    """What sums of products cannot have: M_ii < 0, or M_ij^2 > M_ii M_jj (Cauchy and Schwarz); None if nothing.
+
+    square, product: what numbers on the diagonal and beside it are called
+    """
+    diagonal = products.diagonal()
+    if bool((diagonal < 0).any()):
+        return f"a negative {square} on its diagonal"
+    root = diagonal.sqrt()
+    if bool((products.abs() > (1 + SLACK) * root[:, None] * root + 1e-30).any()):
+        return f"a {product} larger than its {square}s allow"
+    return None
+
+
+def correlations(products: Tensor) -> Tensor:
+    """M_ij / sqrt(M_ii M_jj) of the rows and columns whose M_ii is not 0."""
+    alive = products.diagonal() > 0
+    scale = 1 / products.diagonal()[alive].sqrt()
+    return products[alive][:, alive] * scale[:, None] * scale
+
+
+def positive(matrix: Tensor, slack: float) -> bool:
+    """Whether a symmetric matrix has no eigenvalue below -slack."""
+    shifted = matrix + slack * torch.eye(len(matrix), dtype=matrix.dtype)
+    return int(torch.linalg.cholesky_ex(shifted).info) == 0

@@ -1,0 +1,60 @@
+"""Four members whose sums are masked, by the real commands."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+from hospitals import typed
+
+NAMES = ("east", "north", "south", "west")
+SHAPE = ["--classes", "0,1,2,3,4,5,6,7,8,9", "--image-size", "8", "--channels", "1"]
+TERMS = [
+    "method=analytic",
+    "encoder=conv4",
+    "encoder.width=4",
+    "analytic.filters=2",
+    "analytic.colour_grid=1",
+    "upload.masked=true",
+]
+
+
+class Sink:
+    """Stands in for pytest's capsys where a whole module shares what is made."""
+
+    def readouterr(self):
+        return SimpleNamespace(out="", err="")
+
+
+def run(*words: str | Path) -> None:
+    """A command that must work."""
+    sink = io.StringIO()
+    with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        code, _, _ = typed(Sink(), *map(str, words))
+    assert code == 0, sink.getvalue()
+
+
+def init(root: Path, name: str = "fed") -> Path:
+    members = [word for one in NAMES for word in ("--member", f"{one}={root / one}.pub")]
+    run("server", "init", root / name, *SHAPE, *members, *TERMS)
+    return root / name / "federation.yaml"
+
+
+def join(root: Path, charter: Path, name: str, *words: str) -> None:
+    out = root / "inbox" / f"{name}.join.json"
+    run("client", "join", charter, "--key", root / f"{name}.key", "--images", "100", "--out", out, *words)
+
+
+def train(root: Path, charter: Path, name: str, out: Path) -> Path:
+    run("client", "train", charter, "--data", root / "data" / name, "--key", root / f"{name}.key", "--out", out, "-q")
+    return out
+
+
+def release(root: Path, charter: Path, name: str, *words: str) -> list[str]:
+    """The words of the command by which a member answers the request."""
+    request, out = root / "fed" / "masked" / "request.json", root / "inbox" / f"{name}.release.json"
+    return [
+        str(word) for word in ("client", "release", charter, request, "--key", root / f"{name}.key", "-o", out, *words)
+    ]

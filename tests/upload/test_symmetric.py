@@ -1,0 +1,64 @@
+"""Matrices of summed products, compared with NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oneflare.upload.symmetric import (
+    correlations,
+    positive,
+    products_complaint,
+    triangle,
+    triangle_size,
+    unpack_symmetric,
+)
+
+
+def gram(rows: int, dim: int, seed: int) -> np.ndarray:
+    drawn = np.random.default_rng(seed).normal(size=(rows, dim))
+    return drawn.T @ drawn
+
+
+@given(st.integers(1, 40), st.integers(0, 99))
+def test_a_triangle_gives_the_matrix_back(dim, seed):
+    whole = gram(3, dim, seed)
+    row = whole[np.triu_indices(dim)]
+    assert len(row) == triangle_size(dim)
+    assert np.array_equal(torch.from_numpy(whole).masked_select(triangle(dim)), row)
+    assert np.array_equal(unpack_symmetric(torch.from_numpy(row)), np.triu(whole) + np.triu(whole, 1).T)
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 99))
+def test_sums_of_products_raise_no_complaint(rows, dim, seed):
+    whole = torch.from_numpy(gram(rows, dim, seed))
+    assert products_complaint(whole) is None
+    assert positive(correlations(whole), 1e-9)
+
+
+def test_correlations_are_those_of_numpy_without_what_is_zero():
+    drawn = np.random.default_rng(0).normal(size=(50, 4))
+    drawn -= drawn.mean(0)
+    drawn[:, 2] = 0
+    found = correlations(torch.from_numpy(drawn.T @ drawn))
+    assert np.allclose(found, np.corrcoef(drawn[:, [0, 1, 3]].T), atol=1e-12)
+    assert correlations(torch.zeros(3, 3, dtype=torch.float64)).shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [((1, 1), -1e-6, "a negative variance on its diagonal"), ((0, 1), 1.01, "a covariance larger than its variances")],
+)
+def test_what_no_products_can_be_is_named(place, value, said):
+    matrix = torch.eye(3, dtype=torch.float64)
+    matrix[place] = matrix[place[::-1]] = value
+    assert said in str(products_complaint(matrix))
+
+
+def test_an_eigenvalue_below_the_slack_is_found():
+    matrix = torch.tensor([[1.0, 0.9, -0.9], [0.9, 1.0, 0.9], [-0.9, 0.9, 1.0]], dtype=torch.float64)
+    least = float(np.linalg.eigvalsh(matrix.numpy())[0])
+    assert products_complaint(matrix) is None
+    assert not positive(matrix, -least - 1e-6)
+    assert positive(matrix, -least + 1e-6)
