@@ -38,7 +38,8 @@ def office(tmp_path) -> Path:
     charter = revised(plain, coordinator=make_key(folder), encryption=make_box(folder))
     charter.write(folder / FILE)
     for name, key in keys.items():
-        upload_of(charter, tmp_path / "inbox" / f"{name}.safetensors", name, signer(key))
+        upload = upload_of(charter, tmp_path / "uploads" / f"{name}.safetensors", name, signer(key))
+        encrypt(upload, tmp_path / "inbox" / f"{upload.name}.encrypted", charter.encryption)
     for _ in range(3):
         fuse_federation(folder, uploads=tmp_path / "inbox")
     return folder
