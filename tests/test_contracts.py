@@ -43,13 +43,14 @@ def test_encoders_of_features(name):
     check_encoder(name, width=4, channels=(7, 40), sizes=(1,))
 
 
-@pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name not in ("none", "identity")])
+@pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name not in ("none", "identity", "root")])
 def test_feature_maps(name):
     check_feature_map(name, **COMPOSED.get(name, {"filters": 8}))
 
 
-def test_the_identity_map():
-    check_feature_map("identity", channels=12, size=1)
+@pytest.mark.parametrize("name", ["identity", "root"])
+def test_maps_of_features(name):
+    check_feature_map(name, channels=12, size=1)
 
 
 @pytest.mark.parametrize("name", [name for name in FUSIONS if not getattr(FUSIONS[name].factory, "trains", False)])

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from hospitals import typed
 from oneflare.simulation.stages import read_result
 from shared import COMMAND, TINY_WORDS, figures, oneflare, wait_for
 
@@ -374,3 +375,17 @@ def test_two_processes_on_one_folder(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("group", "order"),
+    [
+        ("server", ["init", "admit", "fuse", "scores", "rollback", "log"]),
+        ("client", ["keygen", "rehearse", "train", "release"]),
+    ],
+)
+def test_help_lists_the_commands_of_a_federation_in_order_of_use(capsys, group, order):
+    code, out, _ = typed(capsys, group, "--help")
+    assert code == 0
+    rows = [line.split()[1] for line in out.splitlines() if len(line.split()) > 2 and line.split()[0] == "│"]
+    assert [name for name in rows if name in order] == order

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydicom import Dataset as Dicom
+from pydicom.dataset import FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 from hospitals import DIGITS, digits, make, rows_of, write_pngs
 from oneflare.client.training import train_client
@@ -128,6 +131,7 @@ def test_a_fused_model_classifies_image_files_through_the_backbone(tmp_path):
         ({"image": {"channels": 3, "size": 0, "mean": [0.5] * 3, "std": [1.0] * 3}}, "not a whole number"),
         ({"image": {"channels": 3, "size": 8, "mean": [0.5] * 3, "std": [1.0] * 3, "crop": {"part": 2.0}}}, "crop"),
         ({"image": 5}, "not a mapping"),
+        ({"copies": "turned"}, "copies is not one of none, mirror"),
     ],
 )
 def test_damaged_fields_of_a_backbone_are_refused(change, message):
@@ -150,31 +154,72 @@ def test_the_command_runs_a_simulation_on_features(tmp_path):
     assert "computing features of 120 images by efficientnet_lite0" in done.stderr
 
 
-@pytest.mark.soak
-def test_three_members_with_large_images_of_several_kinds_by_file_in_little_memory(tmp_path):
+def write_scan(path: Path, pixels: np.ndarray, kind: str) -> None:
+    """A grey image `(h, w)` of 8 bits as one of the files that hospitals have: jpeg, png (12 of 16 bits) or dicom."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "jpeg":
+        Image.fromarray(pixels).convert("RGB").save(path.with_suffix(".jpg"))
+    elif kind == "png":
+        Image.fromarray(pixels.astype(np.uint16) * 16).save(path.with_suffix(".png"))
+    else:
+        scan = Dicom()
+        scan.SOPClassUID, scan.SOPInstanceUID, scan.PatientID = SecondaryCaptureImageStorage, generate_uid(), path.stem
+        (scan.Rows, scan.Columns), scan.SamplesPerPixel = pixels.shape, 1
+        scan.BitsAllocated, scan.BitsStored, scan.HighBit, scan.PixelRepresentation = 16, 12, 11, 0
+        scan.PhotometricInterpretation, scan.RescaleSlope, scan.RescaleIntercept = "MONOCHROME1", 1, 0
+        scan.PixelData = (4095 - pixels.astype(np.uint16) * 16).tobytes()
+        scan.file_meta = FileMetaDataset()
+        scan.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        scan.save_as(path.with_suffix(".dcm"), enforce_file_format=True)
+
+
+KINDS = {"north": "jpeg", "south": "png", "west": "dicom", "test": "jpeg"}
+
+
+def write_hospitals(folder: Path, each: int, size: tuple[int, int]) -> None:
+    """Digits as scans of `size` (width, height): a folder with files of its kind for every member, and one to test."""
     rng = np.random.default_rng(0)
     train, test = digits()
-    for number, who in enumerate(("north", "south", "west", "test")):
-        split = test if who == "test" else train
-        for row in range(number * 60, number * 60 + 60) if who != "test" else range(60):
-            folder = tmp_path / who / str(int(split.labels[row]))
-            folder.mkdir(parents=True, exist_ok=True)
-            shown = Image.fromarray(split.images[row, 0].numpy()).resize((600, 450), Image.Resampling.BICUBIC)
-            noisy = np.clip(np.asarray(shown).astype(int) + rng.integers(-8, 9, (450, 600)), 0, 255)
-            if who == "south":
-                Image.fromarray((noisy * 16).astype(np.uint16)).save(folder / f"{row}.png")
-            else:
-                Image.fromarray(noisy.astype(np.uint8)).convert("RGB").save(folder / f"{row}.jpg")
+    for number, (who, kind) in enumerate(KINDS.items()):
+        split, first = (test, 0) if who == "test" else (train, number * each)
+        for row in range(first, first + each):
+            shown = Image.fromarray(split.images[row, 0].numpy()).resize(size, Image.Resampling.BICUBIC)
+            noisy = np.clip(np.asarray(shown).astype(int) + rng.integers(-8, 9, size[::-1]), 0, 255)
+            write_scan(folder / who / str(int(split.labels[row])) / str(row), noisy.astype(np.uint8), kind)
+
+
+def test_a_scan_gives_the_same_features_whatever_kind_of_file_holds_it(tmp_path):
+    pixels = np.random.default_rng(1).integers(0, 256, (45, 60), dtype=np.uint8)
+    charter = charter_with("analytic", pixels={"bits": 12})
+    for kind in ("png", "dicom"):
+        write_scan(tmp_path / kind / "0/scan", pixels, kind)
+    png, dicom = (
+        read_local(tmp_path / kind, charter.classes, charter.inputs, reader=charter_reader(charter)).split.images
+        for kind in ("png", "dicom")
+    )
+    assert torch.equal(png, dicom)
+    assert float(png.std()) > 0
+
+
+@pytest.mark.soak
+def test_three_members_with_large_images_of_several_kinds_by_file_in_little_memory(tmp_path):
+    write_hospitals(tmp_path, 60, (600, 450))
     words = ["--classes", ",".join(DIGITS), "--pixels", "bits=12", "backbone=efficientnet_lite0", "method=analytic"]
     assert oneflare("server", "init", "fed", *words, cwd=tmp_path).returncode == 0
     for who in ("north", "south", "west"):
         arguments = ["fed/federation.yaml", "--data", who, "--name", who, "--out", f"up/{who}.safetensors"]
         done = oneflare("client", "train", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+        assert peak_bytes() < MOST_BYTES
     done = oneflare("server", "fuse", "fed", "--uploads", "up", "--test", "test", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["fusions"]["analytic"]["scores"]["accuracy"] > 0.6
     done = oneflare("predict", "fed", "test", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["predictions"]) == 60
-    assert 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < MOST_BYTES
+    assert peak_bytes() < MOST_BYTES
+
+
+def peak_bytes() -> int:
+    """The largest resident size of any process that this one has started and waited for, and of their children."""
+    return 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.federation.intake import Examination
 from oneflare.federation.keys import NEXT, admit_member, revoke_member, rotate_coordinator, rotate_member
-from oneflare.federation.member import signer
+from oneflare.federation.member import encrypted_for, signer
 from oneflare.federation.opening import make_box
 from oneflare.federation.page import read_federation, write_card
 from oneflare.federation.recording import check_log
@@ -35,19 +36,32 @@ def keys(tmp_path) -> dict[str, SigningKey]:
     return {name: generate(tmp_path / f"{name}.key", tmp_path / f"{name}.pub") for name in (*NAMES, "fresh")}
 
 
-@pytest.fixture
-def office(tmp_path, keys) -> Path:
-    """A federation of three members whose uploads were fused."""
-    folder = tmp_path / "federation"
+def found(root: Path, keys: dict[str, SigningKey], *, encrypted: bool) -> Path:
+    """Three members whose uploads were fused; in uploads/ as they made them, in inbox/ as they sent them."""
+    folder = root / "federation"
     folder.mkdir()
     plain = charter_of({name: keys[name].public for name in NAMES})
-    charter = revised(plain, coordinator=make_key(folder), encryption=make_box(folder))
+    charter = revised(plain, coordinator=make_key(folder), encryption=make_box(folder) if encrypted else None)
     charter.write(folder / "federation.yaml")
-    (tmp_path / "inbox").mkdir()
+    for place in ("inbox", "uploads"):
+        (root / place).mkdir()
     for name in NAMES:
-        upload_of(charter, tmp_path / "inbox" / f"{name}.safetensors", name, signer(keys[name]), created=OLD)
-    write_card(fuse_federation(folder, uploads=tmp_path / "inbox"))
+        upload = root / "uploads" / f"{name}.safetensors"
+        upload_of(charter, upload, name, signer(keys[name]), created=OLD)
+        shutil.copy(encrypted_for(charter, upload), root / "inbox")
+    write_card(fuse_federation(folder, uploads=root / "inbox"))
     return folder
+
+
+@pytest.fixture
+def office(tmp_path, keys) -> Path:
+    return found(tmp_path, keys, encrypted=False)
+
+
+@pytest.fixture
+def sealed(tmp_path, keys) -> Path:
+    """The same with encrypted uploads."""
+    return found(tmp_path, keys, encrypted=True)
 
 
 def again(office: Path, name: str, key: SigningKey, created: str = NEW, **rules) -> Examination:
@@ -190,21 +204,20 @@ def test_a_chain_of_keys_must_begin_with_the_fingerprints_key(office, keys):
         revised(charter, coordinator=None, succession=(step.to_dict(),))
 
 
-def test_encrypted_uploads_are_fused_like_plain_ones_and_leave_nothing_behind(office, keys):
-    charter, box = read_charter(office), office.parent / "sealed"
-    plain = fuse_federation(office, uploads=office.parent / "inbox").content
-    for name in NAMES:
-        encrypt(
-            office.parent / "inbox" / f"{name}.safetensors", box / f"{name}.safetensors.encrypted", charter.encryption
-        )
+def test_encrypted_uploads_are_fused_like_plain_ones_and_leave_nothing_behind(sealed, keys):
+    office, box, uploads = sealed, sealed.parent / "inbox", sealed.parent / "uploads"
     content = fuse_federation(office, uploads=box).content
-    assert content.fusions == plain.fusions
+    assert content.fusions == fuse_federation(office).content.fusions  # of the copies that were decrypted before
     assert {Path(member.file).name for member in content.members} == {f"{n}.safetensors.encrypted" for n in NAMES}
+    assert all(
+        (office / "members" / f"{n}.safetensors").read_bytes() == (uploads / f"{n}.safetensors").read_bytes()
+        for n in NAMES
+    )
     assert not (office / ".decrypted").exists()
     damaged = box / "north.safetensors.encrypted"
     damaged.write_bytes(damaged.read_bytes()[:-3])
     foreign = generate_box(office.parent / "foreign.box").public
-    encrypt(office.parent / "inbox" / "east.safetensors", box / "east.safetensors.encrypted", foreign)
+    encrypt(uploads / "east.safetensors", box / "east.safetensors.encrypted", foreign)
     content = fuse_federation(office, uploads=box, rules=Rules(min_members=1)).content
     reasons = {Path(row.file).name: row.reason for row in content.verdicts if row.status == "refused"}
     assert "was encrypted to another key than this federation's" in reasons["east.safetensors.encrypted"]
@@ -216,9 +229,9 @@ def test_encrypted_uploads_are_fused_like_plain_ones_and_leave_nothing_behind(of
     assert not (office / ".decrypted").exists()
 
 
-def test_the_key_for_encryption_is_part_of_the_fingerprint(office):
-    charter = read_charter(office)
-    other = generate_box(office.parent / "other.box").public
+def test_the_key_for_encryption_is_part_of_the_fingerprint(sealed):
+    charter = read_charter(sealed)
+    other = generate_box(sealed.parent / "other.box").public
     assert revised(charter, encryption=other).fingerprint != charter.fingerprint
     with pytest.raises(ConfigError, match="encryption"):
         revised(charter, encryption="ed25519:abc")

@@ -120,6 +120,10 @@ def test_phone_dark_and_print(small, visit, scheme):
     )
     assert undrawn == []
     assert found.page.pdf()[:4] == b"%PDF"
+    found.page.set_viewport_size({"width": 690, "height": 980})  # A4 without its margins
+    found.page.emulate_media(media="print")
+    cut = "[...document.querySelectorAll('table')].filter(n => n.getBoundingClientRect().right > 691).map(n => n.id)"
+    assert found.page.evaluate(cut) == []
     unlabelled = found.page.eval_on_selector_all(
         "table", "tables => tables.filter(t => !t.querySelector('th[scope=col]') && t.tBodies[0]).map(t => t.id)"
     )

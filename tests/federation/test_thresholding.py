@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -50,18 +49,13 @@ def _federation(root: Path, *settings: str) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    root = tmp_path_factory.mktemp("thresholds")
-    return _federation(root, *[word for word in WORDS if word != "epochs=2"], "epochs=3", "method=flare")
+    """Of the method analytic, whose models have no densities."""
+    return _federation(tmp_path_factory.mktemp("thresholds"), "method=analytic")
 
 
-@pytest.fixture
-def federation(measured, tmp_path):
-    """A copy that a test may change; the members' scores are beside it."""
-    shutil.copytree(measured.parent, tmp_path / "root")
-    return tmp_path / "root" / "federation"
-
-
-def test_they_are_chosen_signed_used_and_dropped_with_the_next_model(federation):
+@pytest.mark.soak
+def test_they_are_chosen_signed_used_and_dropped_with_the_next_model(tmp_path):
+    federation = _federation(tmp_path, *[word for word in WORDS if word != "epochs=2"], "epochs=3", "method=flare")
     root, model = federation.parent, federation / "model.safetensors"
     assert "no member has sent scores" in said("server", "thresholds", str(federation), "--keep", "0.9", code=2)
     said("server", "scores", str(federation), *(str(root / f"{name}.json") for name in MEMBERS))
@@ -124,9 +118,9 @@ def test_what_cannot_be_meant_is_one_line(measured, words, complaint):
     assert complaint in said("server", "thresholds", str(measured), *words, code=2)
 
 
-def test_a_model_without_densities_says_that_it_cannot_tell(tmp_path):
-    folder = _federation(tmp_path, "method=analytic")
-    said("server", "scores", str(folder), *(str(tmp_path / f"{name}.json") for name in MEMBERS))
+def test_a_model_without_densities_says_that_it_cannot_tell(measured):
+    folder = measured
+    said("server", "scores", str(folder), *(str(folder.parent / f"{name}.json") for name in MEMBERS))
     out = said("server", "thresholds", str(folder), "--keep", "0.9", code=2)
     assert "fusion analytic has no densities" in out
     said("server", "thresholds", str(folder), "--specificity", "2=0.99", "--json")

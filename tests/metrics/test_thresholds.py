@@ -32,6 +32,11 @@ def test_the_aim_is_reached_at_the_least_cost(rate, least, threshold):
     assert threshold_for(a_class(), rate, least).threshold == threshold
 
 
+def test_of_equally_good_thresholds_the_middle_one_is_taken():
+    curve = tuple(ThresholdRates(threshold, 1.0, 1.0) for threshold in (0.01, 0.3, 0.6, 0.99))
+    assert threshold_for(a_class(curve), "sensitivity", 0.9).threshold == 0.6
+
+
 def test_an_aim_that_nothing_reaches_says_what_can_be_reached():
     with pytest.raises(ConfigError, match=r"highest is 0\.980, at 0\.1 with a specificity of 0\.500"):
         threshold_for(a_class(), "sensitivity", 0.99)

@@ -330,6 +330,9 @@ def test_a_picture_dropped_on_the_page_is_answered(server, federation, pictures)
         assert newest == [expected(pictures[1]), expected(pictures[-1]), expected(pictures[0])]
         bars = page.eval_on_selector_all(".bar", "bars => bars.map(bar => bar.getBoundingClientRect().width)")
         assert min(bars) > 200
+        filled = page.eval_on_selector_all(".fill", "fills => fills.map(fill => fill.getBoundingClientRect().width)")
+        shares = [float(text.split()[0]) / 100 for text in page.locator(".share").all_text_contents()]
+        assert filled == pytest.approx([bar * share for bar, share in zip(bars, shares, strict=True)], abs=1)
         assert complaints == []
         page.evaluate(drop, ["#drop", base64.b64encode(b"junk").decode(), "b.png"])
         page.wait_for_selector(".answer.bad")

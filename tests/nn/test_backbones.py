@@ -20,7 +20,7 @@ from oneflare.data.reading import as_files, read_all
 from oneflare.errors import ConfigError
 from oneflare.nn import BACKBONES, backbone_kinds, build_encoder, build_feature_map
 from oneflare.nn.backbone_kinds import LITE0_DIGEST, LITE0_FILE, without_classifier
-from oneflare.nn.backbones import GIVEN, Frozen, described, give, input_spec, pinned
+from oneflare.nn.backbones import GIVEN, Frozen, complete, described, give, input_spec, of_copies, pinned
 from oneflare.nn.efficientnet import LITE0
 from oneflare.nn.weights import digest_of_files, read_state
 
@@ -308,6 +308,34 @@ def test_mlp_is_one_hidden_layer_on_standardised_features():
     hidden = np.maximum(standard @ weights["hidden.weight"].T + weights["hidden.bias"], 0)
     expected = hidden @ weights["project.weight"].T + weights["project.bias"]
     assert np.allclose(encoder(x).detach().numpy(), expected, atol=1e-5)
+
+
+def test_mirrored_copies_make_features_that_do_not_know_left_from_right():
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, 7)).requires_grad_(False)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(of_copies(network, x, "none"), network(x))
+    both = of_copies(network, x, "mirror")
+    assert torch.allclose(both, torch.stack([network(x), network(x.flip(3))]).mean(0))
+    assert torch.allclose(both, of_copies(network, x.flip(3), "mirror"))
+    assert not torch.allclose(both, network(x))
+
+
+def test_copies_count_in_the_terms_and_their_absence_changes_nothing():
+    pinned = {"name": "efficientnet_lite0", "digest": "a" * 64, "dim": 1280}
+    plain, mirrored = (input_spec(complete(pinned | change), None, 32) for change in ({}, {"copies": "mirror"}))
+    assert "copies" not in plain.to_dict()["backbone"]
+    assert ImageSpec.from_dict(mirrored.to_dict()) == mirrored != plain
+    with pytest.raises(ConfigError, match=r"copies"):
+        complete(pinned | {"copies": "turned"})
+
+
+def test_roots_of_features_are_signed():
+    features = build_feature_map({"name": "root"}, 3, 1)
+    x = torch.tensor([4.0, -9.0, 0.0])[None, :, None, None]
+    assert features(x).tolist() == [[2.0, -3.0, 0.0]]
+    assert torch.equal(features.traced(x), features(x))
+    with pytest.raises(ConfigError, match="analytic=root takes the features"):
+        build_feature_map({"name": "root"}, 3, 32)
 
 
 def test_the_identity_map_copies_features():

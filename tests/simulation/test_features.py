@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from oneflare import load_model, run
-from oneflare.client.background import background, mixed_features
+from oneflare.client.background import background, displaced_features
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data.images import ImageFiles, Tally
@@ -151,15 +151,30 @@ def test_a_rehearsal_checks_every_image_and_computes_no_features(own_cache):
     assert not own_cache.exists()
 
 
-def test_mixed_features_keep_every_feature_and_lose_what_goes_together():
+def test_displaced_features_keep_how_strong_an_image_is_and_move_half_of_its_features():
     x = torch.randn(50, 9, 1, 1, generator=torch.Generator().manual_seed(0))
-    mixed = mixed_features(x, torch.Generator().manual_seed(1))
-    assert torch.equal(mixed.sort(0).values, x.sort(0).values)
-    assert not torch.equal(mixed, x)
-    together = (mixed.flatten(1)[:, None] == x.flatten(1)[None]).sum(2)
-    assert int(together.max()) < 9  # no image kept all its features
+    wide = (torch.full((9,), -9.0), torch.full((9,), 9.0))
+    found = displaced_features(x, wide, torch.Generator().manual_seed(1))
+    assert torch.equal(found.sort(1).values, x.sort(1).values)
+    moved = (found != x).flatten(1)
+    assert moved.sum(1).tolist() == [4] * 50  # half of nine, rounded down: in a circle none stays where it was
+    assert bool(moved.any(0).all())  # every feature is displaced in some image
+    assert len({tuple(row) for row in moved.tolist()}) > 25  # and every image has a half of its own
+
+
+def test_the_background_of_features_stays_within_what_each_feature_reaches():
+    x = (
+        torch.rand(50, 6, 1, 1, generator=torch.Generator().manual_seed(0))
+        * torch.tensor([1, 1, 1, 100, 100, 100.0])[:, None, None]
+    )
     blocks = list(background(x, 16))
-    assert torch.equal(torch.cat(blocks)[:50].sort(0).values, x.sort(0).values)
+    assert [len(block) for block in blocks[:4]] == [16, 16, 16, 2]
+    found = torch.cat(blocks)
+    assert len(found) == 200  # few images are displaced in four ways
+    assert bool((found <= x.amax(0)).all())
+    assert bool((found >= x.amin(0)).all())
+    assert bool((found[:50] != x).any())
+    assert all(torch.equal(one, other) for one, other in zip(blocks, background(x, 16), strict=True))
 
 
 def digits_with(tmp_path: Path, **settings: object):
@@ -186,6 +201,60 @@ def test_statistics_of_features_do_not_depend_on_the_split(tmp_path):
     assert abs(results[0].accuracy - results[1].accuracy) < 0.02
 
 
+CLASSES = 1000
+
+
+@pytest.fixture(scope="module")
+def thousand():
+    """Two members, who share 200 of 1,000 classes and have 400 each that the other lacks; two images of each class."""
+    generator = torch.Generator().manual_seed(3)
+    shown = torch.rand(CLASSES, 3, 8, 8, generator=generator)
+
+    def images(labels: Tensor) -> np.ndarray:
+        noisy = shown[labels] + 0.02 * torch.randn(len(labels), 3, 8, 8, generator=generator)
+        return (noisy.clamp(0, 1) * 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+    owned = [torch.arange(0, 600).repeat(2), torch.arange(400, 1000).repeat(2)]
+    test = torch.arange(0, CLASSES, 2)
+    return [(images(labels), labels.numpy()) for labels in owned], (images(test), test.numpy())
+
+
+@pytest.mark.parametrize(
+    ("settings", "dim", "least", "cosine"),
+    [
+        ({"method": "analytic"}, None, 0.5, None),
+        pytest.param(  # widened to hold the 999 directions of a simplex
+            {"method": "flare", "encoder.width": 64}, 1024, 0.02, -1 / 999, marks=pytest.mark.soak
+        ),
+        pytest.param(
+            {"method": "flare", "encoder.width": 64, "encoder.dim": 64, "anchors": "packing"},
+            64,
+            0.001,  # two images of a class and three epochs are too few for 1,000 classes in 64 dimensions
+            0.17,
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_a_thousand_classes_of_which_every_member_lacks_four_hundred(settings, dim, least, cosine, thousand, tmp_path):
+    data, test = thousand
+    words = {"fusions": "density_ratio", "epochs": 3} if dim else {}
+    train = {"snapshots": 0, "precision": "float32"}
+    result = run(data=data, test=test, backbone=Eyes(), out=tmp_path / "run", train=train, **words, **settings)
+    assert len(result.content.data.classes) == CLASSES
+    table = np.array(result.content.partition.table)
+    assert ((table == 0).sum(1) == 400).all()
+    assert result.accuracy > least  # 0.001 by chance
+    if dim:
+        assert result.content.encoder["dim"] == dim
+        assert result.content.anchors["worst_cosine"] < cosine + 1e-6
+
+
+def test_a_simplex_that_does_not_fit_names_the_anchors_that_do(thousand, tmp_path):
+    words = {"method": "flare", "encoder.width": 64, "encoder.dim": 64, "fusions": "density_ratio"}
+    with pytest.raises(ConfigError, match=r"1000 equiangular directions do not fit into 64.*anchors=packing"):
+        run(data=thousand[0], test=thousand[1], backbone=Eyes(), out=tmp_path / "run", **words)
+
+
 def test_a_model_takes_images_or_features_and_knows_its_backbone(tmp_path):
     result = digits_with(tmp_path, method="analytic")
     model = result.model()
@@ -208,7 +277,8 @@ def test_the_digest_counts_in_the_identity_and_the_place_of_the_file_does_not():
     digests = [experiment.training_digest() for experiment in experiments]
     assert digests[0] == digests[1] != digests[2]
     assert experiments[0].encoder["name"] == "mlp"
-    assert resolve({"backbone": pinned, "method": "analytic"}).analytic["name"] == "identity"
+    assert resolve({"backbone": pinned, "method": "analytic"}).analytic["name"] == "root"
+    assert resolve({"backbone": pinned, "method": "afl"}).analytic["name"] == "identity"
     composed = resolve({"backbone": pinned, "method": "safle"}).analytic
     assert (composed["name"], composed["of"]["name"]) == ("buckets", "identity")
     assert resolve({}).training_digest() == resolve({"backbone": "none"}).training_digest()

@@ -18,11 +18,11 @@ function percent(value) {
 
 function bar(one) {
   const bar = make("div", "bar", make("div", "fill"));
-  bar.firstChild.style.width = percent(one.probability);
+  bar.firstChild.style.width = `${100 * one.probability}%`;
   let text = percent(one.probability);
   if (one.threshold !== undefined) {
     const limit = make("div", "limit");
-    limit.style.left = percent(one.threshold);
+    limit.style.left = `${100 * one.threshold}%`;
     bar.append(limit);
     text += ", threshold " + percent(one.threshold);
   }

@@ -198,13 +198,17 @@ def _what_was_made(charter: Charter, made: Made, sent: Path, *, signed: bool) ->
     """What is in the upload, what it cost of the privacy budget, and what to do with it."""
     from oneflare.cli import show
     from oneflare.cli.show_federation import disclosure
+    from oneflare.client.files import ClientFiles
     from oneflare.federation.charter import short
+    from oneflare.federation.member import work_folder
     from oneflare.upload.disclosure import disclose
 
     disclosure(disclose(made.path))
     if made.balance is not None:
         show.line(made.balance.text())
     state = "complete before, nothing to do" if made.complete_before else f"{made.summary.train_seconds:.1f} s"
+    own = made.path if charter.terms.upload.masked is None else ClientFiles(work_folder(made.path)).upload
+    show.line(f"your own model is in {own}; `oneflare evaluate MODEL --alone {own}` compares with it")
     show.line(f"trained ({state}). Send {sent} to the coordinator of {charter.name}, by any road; nothing else.")
     show.line(f"fingerprint of the terms: {short(charter.fingerprint)}; compare it with the coordinator's")
     if not signed:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.loading import FusionName, Key, Model, found_file, load
+from oneflare.cli.loading import Device, FusionName, Key, Model, found_file, load
 from oneflare.cli.options import ImageColumn, Json, LabelColumn, PatientColumn
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def evaluate(
     patient_column: PatientColumn = None,
     fusion: FusionName = None,
     key: Key = None,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure a model on labelled images of yours, and write the scores that the coordinator may know.
@@ -82,17 +83,16 @@ def evaluate(
     from oneflare.data.local import class_table, read_local
     from oneflare.data.tables import Columns
     from oneflare.federation.scoring import Subject, Trial
-    from oneflare.nn.hardware import choose_device
     from oneflare.simulation.features import reader_of
 
     file = found_file(model, fusion)
     signer = _signer(file, federation, name, sign, out)
-    loaded = load(model, fusion, key)
-    own = None if alone is None else Subject(load(alone, None, None), alone)
+    loaded = load(model, fusion, key, device)
+    own = None if alone is None else Subject(load(alone, None, None, device), alone)
     task = loaded.task
     columns = Columns(image_column, label_column, patient_column)
     with progress(enabled=not json, table=False) as watching:
-        reader = reader_of(task.image, choose_device("auto").type, watching)
+        reader = reader_of(task.image, loaded.device.type, watching)
         local = read_local(data, task.classes, task.image, columns=columns, part="test", reader=reader)
     trial = Trial(Subject(loaded, file), local.split, own)
     scores = None if out is None else signer.write(trial, out)

@@ -27,10 +27,21 @@ Key = Annotated[
         "Default: the key in federation.yaml beside the model.",
     ),
 ]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="Where networks compute: auto (a GPU if there is one), cpu, cuda or mps."),
+]
 
 
-def load(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
+def load(path: Path, fusion: str | None, key: str | None, device: str = "cpu") -> GlobalModel:
     """The model, verified if the coordinator's key is known; one line on stderr says which."""
+    from oneflare.nn.hardware import choose_device
+
+    where = choose_device(device, "--device")
+    return _verified(path, fusion, key).to(where)
+
+
+def _verified(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
     from oneflare.cli import show
     from oneflare.errors import ConfigError
     from oneflare.federation.vouching import known_key

@@ -27,6 +27,7 @@ from oneflare.cli import (
     masked,
     models,
     parts,
+    rehearsing,
     reporting,
     study,
     thresholds,
@@ -39,6 +40,12 @@ from oneflare.core.plugins import name_plugins
 from oneflare.core.stopping import what_is_kept
 from oneflare.errors import OneFlareError
 
+SERVER = (
+    *("init", "admit", "roster", "missing", "fuse", "scores", "thresholds", "versions", "rollback"),
+    *("log", "rotate", "revoke"),
+)
+CLIENT = ("keygen", "rehearse", "join", "train", "release", "budget", "rotate")
+"""commands of a federation in the order in which they are used, as --help lists them"""
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -119,8 +126,11 @@ keys.server.command("scores")(versions.scores)
 keys.server.command("thresholds")(thresholds.thresholds)
 keys.server.command("versions")(versions.versions)
 keys.server.command("rollback")(versions.rollback)
+keys.client.command("rehearse")(rehearsing.rehearse)
 keys.client.command("join")(masked.join)
 keys.client.command("release")(masked.release)
+manners.in_order(keys.server, SERVER)
+manners.in_order(keys.client, CLIENT)
 app.add_typer(keys.server, name="server", rich_help_panel="Federate")
 app.add_typer(keys.client, name="client", rich_help_panel="Federate")
 app.add_typer(client.upload, name="upload", rich_help_panel="Federate")

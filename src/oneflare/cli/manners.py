@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -72,6 +73,11 @@ def apply(app: typer.Typer) -> None:
     for group in app.registered_groups:
         if group.typer_instance is not None:
             apply(group.typer_instance)
+
+
+def in_order(group: typer.Typer, names: Sequence[str]) -> None:
+    """List the commands of a group in this order; each must be named."""
+    group.registered_commands.sort(key=lambda command: names.index(str(command.name)))
 
 
 def keep_argument_help() -> None:

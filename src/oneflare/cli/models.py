@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneflare.cli.loading import FusionName, Key, Model, card_of, load
+from oneflare.cli.loading import Device, FusionName, Key, Model, card_of, load
 from oneflare.cli.options import Json
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def predict(
     ] = False,
     fusion: FusionName = None,
     key: Key = None,
+    device: Device = "auto",
 ) -> None:
     """Classify images: print the class of each and its probability.
 
@@ -49,7 +50,7 @@ def predict(
 
     if json and csv:
         raise ConfigError("--json and --csv exclude each other")
-    loaded = load(model, fusion, key)
+    loaded = load(model, fusion, key, device)
     rows = list(classify(loaded, image_files(images)))
     for remark in loaded.remarks():
         show.note(f"warning: {remark}")
@@ -126,6 +127,7 @@ def serve(
     model: Model,
     fusion: FusionName = None,
     key: Key = None,
+    device: Device = "auto",
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes any free port.")
@@ -178,7 +180,7 @@ def serve(
         connections=max_connections,
         held_bytes=max(max_bytes, Limits.held_bytes),
     )
-    loaded = load(model, fusion, key)
+    loaded = load(model, fusion, key, device)
     local = host in ("127.0.0.1", "localhost", "::1")
     server = make_server(loaded, limits, LOOPBACK if local else ("*",), card_of(model, fusion, key))
     listening = _listen(host, port)

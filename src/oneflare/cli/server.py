@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oneflare.cli.advice import Images, Privacy, advised, tell
 from oneflare.cli.options import GROUP, Folder, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
@@ -131,12 +132,18 @@ def init(
     deadline: Deadline = None,
     use: Use = "",
     limits: Limits = "",
+    privacy: Privacy = "open",
+    images: Images = None,
     encrypt: Encrypt = False,
     json: Json = False,
 ) -> None:
     """Write federation.yaml, the terms every member trains under, and say what to send.
 
+    Where you choose no method, the one that was measured best for your --privacy is used, and two lines say why.
+
     [bold]Examples[/bold]
+
+      oneflare server init skin --classes benign,malignant --privacy masked
 
       oneflare server init lungs --classes normal,pneumonia,covid --image-size 64 --channels 1 --pixels bits=12
 
@@ -144,14 +151,19 @@ def init(
 
       oneflare server init skin --classes benign,malignant backbone=efficientnet_lite0 method=analytic
     """
-    from oneflare.core.layers import parse_overrides
-    from oneflare.federation.charter import new_charter
+    from oneflare.core.layers import merge, parse_overrides
+    from oneflare.federation.charter import DEFAULT_SIZE, new_charter
+    from oneflare.federation.recommendation import Situation
 
     _refuse_existing(folder)
+    names, settings = _class_names(classes), parse_overrides(overrides or [])
+    backbone = "backbone" in settings
+    side = image_size or (None if backbone else DEFAULT_SIZE)
+    advice = advised(settings, Situation(len(names), side, channels, len(member or ()), images, backbone), privacy)
     charter = new_charter(
         name or folder.resolve().name,
-        parse_overrides(overrides or []),
-        classes=_class_names(classes),
+        settings if advice is None else merge(advice.settings, settings),
+        classes=names,
         image={
             "size": image_size,
             "channels": channels,
@@ -163,7 +175,10 @@ def init(
         limits=limits,
         members=dict(_member(text) for text in member or []),
     )
-    _what_to_send(folder, _founded(folder, charter, encrypt=encrypt), json=json)
+    charter = _founded(folder, charter, encrypt=encrypt)
+    if not json:
+        tell(advice)
+    _what_to_send(folder, charter, json=json)
 
 
 def _founded(folder: Path, charter: Charter, *, encrypt: bool) -> Charter:

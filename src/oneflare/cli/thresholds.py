@@ -97,7 +97,7 @@ def _shares(option: str, words: Sequence[str]) -> dict[str, float]:
     for word in words:
         name, _, share = word.rpartition("=")
         try:
-            shares[name] = float(share)
+            shares[name] = float(share if name else "")
         except ValueError:
             raise ConfigError(f"{option} {word}: give CLASS=SHARE, such as melanoma=0.95") from None
     return shares

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.options import Json, Quiet
-from oneflare.cli.server import Folder
+from oneflare.cli.options import Folder, Json, Quiet
 
 if TYPE_CHECKING:
     from oneflare.federation.history import Version

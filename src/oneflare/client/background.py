@@ -8,9 +8,9 @@ anybody else's images. Four ways of destroying take turns, because no single one
     quadrants    the four quadrants in another order, none in its place
     tiles        sixteen tiles in a random order
 
-Of a backbone's features there is nothing to turn or to shuffle, so they have a way of their own:
+A backbone's features have a way of their own:
 
-    mixed        every feature comes from another one of the client's images, drawn independently
+    displaced    a random half of an image's features change places among themselves
 """
 
 from __future__ import annotations
@@ -76,25 +76,39 @@ WAYS: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
 )
 
 
-def mixed_features(features: Tensor, generator: torch.Generator) -> Tensor:
-    """`(n, D, 1, 1)`, each feature in an order of its own over the images: its distribution stays, what it goes with
-    is lost."""
-    orders = torch.rand(features.shape[:2], generator=generator).argsort(0)
-    return features.flatten(1).gather(0, orders).view_as(features)
+def displaced_features(features: Tensor, span: tuple[Tensor, Tensor], generator: torch.Generator) -> Tensor:
+    """`(n, D, 1, 1)`: of each image another half of the features, drawn at random, moves round in a random circle.
+
+    How strong an image's features are stays, and half of what goes together in a photograph does. With all features
+    displaced nothing is left of a photograph, and members with few images get too narrow a background. Drawing every
+    feature from another image would leave the average image: sums over many features, which a network takes, would
+    hardly vary, so that every real image would seem to be known.
+
+    span: the lowest and the highest value `(D,)` of each feature over the client's images, within which the moved ones
+    are kept, for features that differ in scale.
+    """
+    flat = features.flatten(1)
+    orders = torch.rand(flat.shape, generator=generator).argsort(1)
+    places = orders[:, : flat.shape[1] // 2]
+    moved = flat.scatter(1, places.roll(1, 1), flat.gather(1, places))
+    return torch.minimum(torch.maximum(moved, span[0]), span[1]).view_as(features)
 
 
 def background(images: Tensor, block: int) -> Iterator[Tensor]:
     """A client's images `(n, c, h, w)` destroyed, in blocks, floats in [0, 1]; the same for the same images.
 
     Each image is destroyed in one way, which take turns; where there are few images, in up to all four. Features, which
-    are images of one pixel, are mixed over all images instead, as often.
+    are images of one pixel, are displaced instead, as often.
     """
     if len(images) == 0:
         return
     copies = max(1, min(len(WAYS), FEWEST // max(len(images), 1)))
     if images.shape[2:] == (1, 1):
+        span = tuple(edge.flatten().float() for edge in images.aminmax(dim=0))
         for copy in range(copies):
-            yield from mixed_features(images.float(), torch_generator(0, "mixed features", copy)).split(block)
+            for number, part in enumerate(images.split(block)):
+                generator = torch_generator(0, "displaced features", copy, number)
+                yield displaced_features(part.float(), (span[0], span[1]), generator)
         return
     for copy in range(copies):
         for number, part in enumerate(images.split(block)):

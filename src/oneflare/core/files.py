@@ -153,7 +153,7 @@ def save_state(path: Path, state: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
     structure = _flatten(state, tensors)
     metadata = {STRUCTURE: json.dumps(structure)}
-    write_bytes(path, save({key: t.detach().contiguous() for key, t in tensors.items()}, metadata=metadata))
+    write_bytes(path, save({key: t.detach().cpu().contiguous() for key, t in tensors.items()}, metadata=metadata))
 
 
 def load_state(path: Path) -> Any:

@@ -20,6 +20,7 @@ from oneflare.errors import ConfigError, DataError, did_you_mean
 GREY_STATISTICS = ((0.5,), (0.25,))
 EIGHT_BITS = Pixels()
 """the rule that needs no agreement"""
+Copies = Literal["none", "mirror"]
 COLOUR_STATISTICS = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
@@ -41,9 +42,12 @@ class BackboneTerms:
     """SHA-256 of its weights"""
     image: ImageSpec
     """what it is fed"""
+    copies: Copies = "none"
+    """what else of an image it is fed: mirror, the mirror image; the features are then the mean over both"""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "digest": self.digest, "image": self.image.to_dict()}
+        content = {"name": self.name, "digest": self.digest, "image": self.image.to_dict()}
+        return content if self.copies == "none" else content | {"copies": self.copies}
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class ImageSpec:
         backbone = value.get("backbone")
         if backbone is not None:
             image = cls.from_dict(backbone["image"])
-            backbone = BackboneTerms(str(backbone["name"]), str(backbone["digest"]), image)
+            copies = backbone.get("copies", "none")
+            backbone = BackboneTerms(str(backbone["name"]), str(backbone["digest"]), image, copies)
         mean, std = tuple(value["mean"]), tuple(value["std"])
         return cls(int(value["channels"]), int(value["size"]), mean, std, pixels, crop, backbone)
 
@@ -217,8 +222,8 @@ def to_unit(images: Tensor) -> Tensor:
 def normalise(images: Tensor, spec: ImageSpec) -> Tensor:
     if spec.backbone is not None:
         return images
-    mean = torch.tensor(spec.mean, device=images.device).view(1, -1, 1, 1)
-    std = torch.tensor(spec.std, device=images.device).view(1, -1, 1, 1)
+    mean = torch.tensor(spec.mean).to(images.device).view(1, -1, 1, 1)
+    std = torch.tensor(spec.std).to(images.device).view(1, -1, 1, 1)
     return (images - mean) / std
 
 

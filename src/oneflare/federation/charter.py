@@ -28,6 +28,7 @@ from oneflare.core.registry import one_line
 from oneflare.core.seeds import derive
 from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError, did_you_mean
+from oneflare.federation.comments import commented
 from oneflare.federation.scores import SMALLEST_GROUP
 from oneflare.fusion import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
@@ -286,9 +287,8 @@ class Charter(Section):
         content = self.model_dump(mode="json", exclude_none=True)
         if self.members:
             content["members"] = dict(self.members)
-        return HEADER.format(fingerprint=short(self.fingerprint)) + yaml.safe_dump(
-            content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
-        )
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+        return HEADER.format(fingerprint=short(self.fingerprint)) + commented(text)
 
     def write(self, path: Path) -> None:
         write_text(path, self.to_yaml())

@@ -38,7 +38,7 @@ from oneflare.federation.vouching import coordinator_key, sign_fusion
 from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.metrics import fuse_timed, score_all
-from oneflare.nn.hardware import one_thread
+from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.upload import Upload
 
 
@@ -139,6 +139,7 @@ def _fuse_sent(
             charter.masked_contract,
             charter.template(),
             total=None if total is None else total.statistics,
+            device=choose_device(charter.terms.train.device),
         )
         names = {upload.client: name for name, upload in intake.uploads.items()}
 

@@ -215,10 +215,10 @@ def _never(content: FederationResult, decision: Decision | None) -> list[str]:
         lines.append(f"Trained at one member only: {listed(lonely)}.")
     if content.table is None and content.masked is None:
         lines.append("Which classes are rare is not known, because counts are withheld.")
-    if decision is not None and decision.floor is not None:
+    if decision is not None and decision.floor is not None and decision.keeps is not None:
         lines.append(
-            f"Images of anything else get the answer 'none of the known classes'; {decision.keeps:.0%} of known "
-            "images keep their class."
+            "Images of anything else; they can get the answer 'none of the known classes', which "
+            f"{1 - decision.keeps:.0%} of known images get too."
         )
     else:
         lines.append(f"Images of anything else than these {len(rows)} classes; they get one of them all the same.")

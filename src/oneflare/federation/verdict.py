@@ -71,7 +71,7 @@ def judge(content: FederationResult, log_problems: Sequence[str] = ()) -> Verdic
         return Verdict(answer, f"{how_good}, but {reasons[0]}.", reasons[1:])
     gain = pooled.comparison
     assert gain is not None  # otherwise that is a reason
-    better = f", {points(gain.gain)} more than the members' own models, and nothing speaks against it"
+    better = f", {points(gain.gain)} more than the members' own models, and no check speaks against it"
     return Verdict(answer, f"{how_good}{better}.", ())
 
 

@@ -21,9 +21,10 @@ from oneflare.core.registry import Registry, sources_used
 from oneflare.core.schedules import SCHEDULES
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion.workspace import QUIET, Workspace
-from oneflare.models.base import GlobalModel, Task
+from oneflare.models.base import BATCH, PROCESSOR, GlobalModel, Task
 from oneflare.models.members import Member, MemberModel, Rule
 from oneflare.nn import ENCODERS, PrototypeNetwork
+from oneflare.nn.encoders import Features, both_features
 from oneflare.upload import Contract, Upload
 from oneflare.upload.class_statistics import ClassStatistics
 from oneflare.upload.evidence import EVIDENCE
@@ -44,6 +45,8 @@ class UploadSet:
     """`(n, c, h, w)` images that belong to nobody, without labels"""
     total: Statistics | None = None
     """the statistics of all uploads together, where they are masked and only their total can be read"""
+    device: torch.device = PROCESSOR
+    """where networks compute: those of clients, and those that a fusion trains. All else is done by the processor."""
 
     def __post_init__(self) -> None:
         if not self.uploads:
@@ -141,14 +144,21 @@ class UploadSet:
     def members(self, rule: Rule) -> MemberModel:
         """A model that asks every client's encoder and combines the answers by `rule`."""
         members = tuple(Member(upload.path, upload.digest, upload.weights) for upload in self.uploads)
-        return MemberModel(self.task, members, rule, self.scratch)
+        return MemberModel(self.task, members, rule, self.scratch).to(self.device)
 
     def encoders(self) -> Iterator[nn.Module]:
         """Each client's encoder in turn, in one module that is refilled: never two in memory."""
-        encoder = self.scratch
+        encoder = self.scratch.to(self.device)
         for upload in self.uploads:
             encoder.load_state_dict(upload.weights())
             yield encoder.eval()
+
+    @torch.no_grad()
+    def features(self, images: Tensor, batch_size: int = BATCH) -> Iterator[Features]:
+        """What each client's encoder in turn makes of prepared images `(n, c, h, w)`, in the processor's memory."""
+        for encoder in self.encoders():
+            parts = [both_features(encoder, part.to(self.device)).cpu() for part in images.split(batch_size)]
+            yield Features.together(parts)
 
 
 Treatment = Literal["kept", "capped", "left out"]

@@ -17,7 +17,7 @@ from oneflare.fusion import FUSIONS, build_fusion, check_needs, offered_fields
 from oneflare.methods.additions import check_additions, complete_objective
 from oneflare.methods.recipes import find_method
 from oneflare.nn import ANCHORS, BACKBONES, ENCODERS, FEATURE_MAPS
-from oneflare.nn.backbones import pinned
+from oneflare.nn.backbones import never_negative, pinned
 from oneflare.nn.encoders import BUILT_IN, CUSTOM, ON_FEATURES
 from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
@@ -74,14 +74,16 @@ def recorded(content: Layer) -> Experiment:
 
 def _on_features(wanted: Layer, recipe: Layer) -> Layer:
     """What changes by default where a backbone is named: networks and statistics are fed its features."""
-    if named_or_none(wanted.get("backbone")) is None:
+    backbone = named_or_none(wanted.get("backbone"))
+    if backbone is None:
         return {}
     layer: dict[str, Any] = {"encoder": {"name": "mlp"}, "augment": {"kind": "none"}}
     statistics = recipe.get("analytic", {"name": "none"})
     if "of" in statistics:
         layer["analytic"] = {**statistics, "of": {"name": "identity"}}
     elif statistics != {"name": "none"}:
-        layer["analytic"] = {"name": "identity"}
+        own = "analytic" in recipe["fusions"]  # published methods get features as they are
+        layer["analytic"] = {"name": "root" if own and never_negative(backbone) else "identity"}
     return layer
 
 
@@ -91,8 +93,8 @@ def _check_backbone(experiment: Experiment) -> None:
     if experiment.backbone is None:
         if encoder in ON_FEATURES and experiment.trains:
             raise ConfigError(f"encoder={encoder} takes the features of a backbone; set backbone=efficientnet_lite0")
-        if analytic == "identity":
-            raise ConfigError("analytic=identity takes the features of a backbone; set backbone=efficientnet_lite0")
+        if analytic in ("identity", "root"):
+            raise ConfigError(f"analytic={analytic} takes the features of a backbone; set backbone=efficientnet_lite0")
         return
     if encoder in BUILT_IN and encoder not in ON_FEATURES and experiment.trains:
         raise ConfigError(f"encoder={encoder} takes images, but a backbone gives features; set encoder=mlp")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from oneflare.data import prepare
 from oneflare.fusion import UploadSet
-from oneflare.models.base import BATCH
 from oneflare.nn import simplex_etf
 
 MOST_IMAGES = 1000
@@ -51,8 +50,7 @@ class Diagnostics:
 def diagnose(uploads: UploadSet, images: Tensor, labels: Tensor) -> Diagnostics:
     """images, labels: held out; nothing is chosen by them."""
     inputs, labels = prepare(images[:MOST_IMAGES], uploads.contract.image), labels[:MOST_IMAGES]
-    encoders = itertools.islice(uploads.encoders(), MOST_CLIENTS)
-    seen = [torch.cat([encoder(part).float() for part in inputs.split(BATCH)]) for encoder in encoders]
+    seen = [features.projected for features in itertools.islice(uploads.features(inputs), MOST_CLIENTS)]
     weights = uploads.size_weights[: len(seen)].float()
     features = F.normalize(torch.einsum("n,nbd->bd", weights, torch.stack(seen)), dim=1)
     prototypes = uploads.prototypes

@@ -87,6 +87,7 @@ def fuse_timed(spec: Spec, uploads: UploadSet, workspace: Workspace = QUIET) -> 
     seconds = time.monotonic() - started
     if not isinstance(fused, Fused):
         raise ConfigError(f"fusion {spec['name']}: fuse() returned a {type(fused).__name__}; return Fused(model)")
+    fused.model.to(uploads.device)
     _check_finite(str(spec["name"]), fused)
     return TimedFusion(spec, fused, fused.seconds_before + seconds, origin)
 
@@ -137,6 +138,6 @@ def _retention(made: TimedFusion, logits: Tensor, uploads: UploadSet, test: Spli
     teacher = build_fusion(made.spec).teacher
     if teacher is None:
         return None
-    model = build_fusion(teacher).fuse(uploads).model
+    model = build_fusion(teacher).fuse(uploads).model.to(uploads.device)
     own, theirs = made.model.cost, model.cost
     return retention(str(teacher["name"]), logits, model.logits(test.images), test.labels, own, theirs)

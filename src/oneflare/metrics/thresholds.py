@@ -40,7 +40,7 @@ def least_familiarity(kept: Sequence[float], bound: float, keep: float) -> float
 def threshold_for(one: ClassFigures, rate: Rate, least: float) -> ThresholdRates:
     """The threshold that gives a class at least this sensitivity and the best specificity, or the other way round.
 
-    Only thresholds at which members tell their rates are looked at.
+    Only thresholds at which members tell their rates are looked at; of equally good ones, that nearest to 0.5 is taken.
     """
     if not one.curve:
         raise ConfigError(f"class '{one.name}': no member tells its rates, so no threshold can be chosen for it")
@@ -52,4 +52,4 @@ def threshold_for(one: ClassFigures, rate: Rate, least: float) -> ThresholdRates
             f"class '{one.name}': no threshold has a {rate} of {least:g}; the highest is {getattr(best, rate):.3f}, at "
             f"{best.threshold:g} with a {other} of {getattr(best, other):.3f}"
         )
-    return max(fitting, key=lambda rates: float(getattr(rates, other)))
+    return max(fitting, key=lambda rates: (float(getattr(rates, other)), -abs(rates.threshold - 0.5)))

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,12 @@ from oneflare.data import ImageSpec, prepare
 from oneflare.errors import DataError
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.backbones import frozen
-from oneflare.nn.hardware import choose_device
 
 if TYPE_CHECKING:
     from oneflare.models.decisions import Decision
 
 BATCH = 256
+PROCESSOR = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class GlobalModel(ABC):
     """A classifier for raw images `(n, c, h, w)`, uint8 or floats in [0, 1]; `KINDS` lists those a file may name."""
 
     kind: ClassVar[str]
+    device: torch.device = PROCESSOR
+    """where its networks compute; answers are always in the processor's memory"""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -111,6 +113,11 @@ class GlobalModel(ABC):
         cls, task: Task, state: Mapping[str, Any], encoder: Callable[[], nn.Module], source: Path
     ) -> GlobalModel:
         """The model of a file; `encoder` makes an empty one, `source` is where the file is."""
+
+    def to(self, device: str | torch.device) -> Self:
+        """The same model, whose networks compute on this device from now on."""
+        self.device = torch.device(device)
+        return self
 
     @property
     def familiarity_bound(self) -> float | None:
@@ -160,7 +167,7 @@ class GlobalModel(ABC):
             raise DataError(f"images of shape {tuple(images.shape)} do not fit; the model takes (n, *{wanted[0]})")
         if image.backbone is None or tuple(images.shape[1:]) == wanted[1]:
             return images
-        return frozen(image.backbone, choose_device("auto").type)(images)
+        return frozen(image.backbone, self.device.type)(images)
 
 
 class SingleModel(GlobalModel):
@@ -178,9 +185,9 @@ class SingleModel(GlobalModel):
 
     @torch.no_grad()
     def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
-        images = self.inputs(images)
+        images, network = self.inputs(images), self.network.to(self.device)
         parts = [
-            self.network(prepare(batch, self.task.image)) @ self.network.prototypes.T
+            (network(prepare(batch.to(self.device), self.task.image)) @ network.prototypes.T).cpu()
             for batch in images.split(batch_size)
         ]
         return torch.cat(parts) if parts else torch.empty(0, len(self.task.classes))

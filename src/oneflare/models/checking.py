@@ -11,13 +11,14 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from oneflare.core.files import parse_state, read_regular
 from oneflare.core.plain import plain
+from oneflare.data.dataset import Copies
 from oneflare.errors import RunError
 from oneflare.models.sealing import check_seal
 
@@ -113,6 +114,8 @@ def _check_backbone(place: str, image: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH or plain(name) != name:
         raise ValueError(f"{place}.backbone.name is not a printable word of up to {NAME_LENGTH} letters")
     _check_digest(f"{place}.backbone.digest", backbone["digest"])
+    if backbone.get("copies", "none") not in get_args(Copies):
+        raise ValueError(f"{place}.backbone.copies is not one of {', '.join(get_args(Copies))}")
     _mapping(f"{place}.backbone.image", backbone["image"], ())
     if backbone["image"].get("backbone") is not None:
         raise ValueError(f"{place}.backbone is behind another backbone")

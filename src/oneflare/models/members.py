@@ -1,7 +1,8 @@
 """Models that ask every member: the members' encoders, and a rule that combines their features.
 
 A `MemberModel` streams: one encoder in memory at a time, all images through it, then the next. Several member models
-over the same uploads are evaluated in one pass (`logits_of_all`).
+over the same uploads are evaluated in one pass (`logits_of_all`). Encoders compute on the model's device. Their
+features come back, because rules, which are a few products of small matrices, compute on the processor.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class MemberModel(GlobalModel):
         """The same without filling the encoder with every member's weights, of which only the shapes are compared."""
         empty = {name: tensor.shape for name, tensor in self.encoder.state_dict().items()}
         blank = self.blank_image()
-        features = both_features(self.encoder.eval(), prepare(blank, self.task.image))
+        features = both_features(self.encoder.cpu().eval(), prepare(blank, self.task.image))
         found = features.projected.shape[1]
         if found != self.task.dim:
             raise ValueError(f"the encoder gives {found} features, task.dim is {self.task.dim}")
@@ -194,11 +195,11 @@ def answers_of_all(models: Mapping[str, GlobalModel], images: Tensor, batch_size
         unanswered = [0] * len(first.members)
         for index, member in enumerate(first.members):
             first.encoder.load_state_dict(dict(member.weights()))
-            first.encoder.eval()
+            first.encoder.to(first.device).eval()
             for start in range(0, len(images), batch_size):
                 rows = slice(start, min(start + batch_size, len(images)))
-                inputs = prepare(images[rows], first.task.image)
-                features = both_features(first.encoder, inputs)
+                inputs = prepare(images[rows].to(first.device), first.task.image)
+                features = both_features(first.encoder, inputs).cpu()
                 silent = int((~(usable(features.own) & usable(features.projected))).sum())
                 unanswered[index] += silent
                 for model, state in zip(group, states, strict=True):

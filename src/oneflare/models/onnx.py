@@ -20,7 +20,7 @@ from oneflare.models.analytic import AnalyticMemberModel, FeatureModel
 from oneflare.models.base import Answers, GlobalModel, SingleModel
 from oneflare.models.members import MemberModel, added, features_for, finished
 from oneflare.nn.backbone_kinds import OnnxNetwork
-from oneflare.nn.backbones import frozen
+from oneflare.nn.backbones import frozen, of_copies
 from oneflare.nn.encoders import both_features
 from oneflare.nn.feature_maps import Bounded
 
@@ -79,7 +79,9 @@ class Graph(nn.Module):
 
     def _answers(self, model: GlobalModel, images: Tensor) -> Answers:
         if self.backbone is not None:
-            images = self.backbone(normalise(images, self.image.decoded))[:, :, None, None]
+            terms = self.image.backbone
+            assert terms is not None
+            images = of_copies(self.backbone, normalise(images, self.image.decoded), terms.copies)[:, :, None, None]
         if isinstance(model, FeatureModel):
             return Answers(_analytic(model, images))
         if isinstance(model, SingleModel):

@@ -50,6 +50,7 @@ def efficientnet_lite0(argument: str, *, pinned: Pinned = Pinned()) -> Backbone:
         ImageSpec(3, 224, CENTRE, CENTRE, crop=Crop(0.875, "bicubic")),
         Weights((LITE0_FILE,), found, ways, LITE0_DIGEST),
         lambda files: efficientnet_lite(_state(files[0], "efficientnet_lite0")),
+        never_negative=True,
     )
 
 

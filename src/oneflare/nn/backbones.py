@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from oneflare.core.config import Pixels
 from oneflare.core.registry import Registry
 from oneflare.data import ImageSpec, prepare
-from oneflare.data.dataset import BackboneTerms, Crop
+from oneflare.data.dataset import BackboneTerms, Copies, Crop
 from oneflare.errors import ConfigError
 from oneflare.nn.encoders import CUSTOM, WIDEST
 from oneflare.nn.weights import Pinned, Weights, digest_of_files
@@ -40,6 +40,8 @@ class Backbone:
     weights: Weights
     build: Callable[[tuple[Path, ...]], nn.Module]
     """files -> the network, normalised images `(n, 3, h, w)` -> features `(n, D)`"""
+    never_negative: bool = False
+    """whether features are averages behind a ReLU, whose square roots are nearer to Gaussian than they are"""
 
 
 BACKBONES: Registry[Backbone] = Registry("backbone")
@@ -80,6 +82,11 @@ def described(spec: Mapping[str, Any]) -> tuple[Backbone, Pinned]:
     return BACKBONES.build({**spec, "name": kind}, argument), Pinned(**options)
 
 
+def never_negative(spec: Mapping[str, Any]) -> bool:
+    """Whether a backbone is known to give no feature below 0. spec: its name, and options"""
+    return spec["name"] != CUSTOM and described(complete(spec))[0].never_negative
+
+
 def input_spec(
     spec: Mapping[str, Any], pixels: Pixels | None, size: int | None = None, native: int | None = None
 ) -> ImageSpec:
@@ -92,7 +99,8 @@ def input_spec(
     if size is None:
         size = own.size if native is None else min(own.size, ENLARGED * native)
     image = replace(own, size=size, pixels=pixels or own.pixels)
-    return ImageSpec.of_features(spec["dim"], BackboneTerms(spec["name"], spec["digest"], image))
+    terms = BackboneTerms(spec["name"], spec["digest"], image, spec.get("copies") or "none")
+    return ImageSpec.of_features(spec["dim"], terms)
 
 
 class Frozen:
@@ -119,7 +127,7 @@ class Frozen:
     def _features(self, inputs: Tensor) -> Tensor:
         name, size = self.terms.name, inputs.shape[-1]
         try:
-            features = self.network(inputs.contiguous(memory_format=torch.channels_last))
+            features = of_copies(self.network, inputs.contiguous(memory_format=torch.channels_last), self.terms.copies)
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
             raise ConfigError(f"backbone={name} does not take images of {size} pixels: {reason}") from None
@@ -127,6 +135,12 @@ class Frozen:
             shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ConfigError(f"backbone={name} must return features of shape (batch, D), not {shape}")
         return features.float()
+
+
+def of_copies(network: nn.Module, inputs: Tensor, copies: Copies) -> Tensor:
+    """Features `(n, D)` of normalised images `(n, c, h, w)`; with copies=mirror f = (g(x) + g(mirrored x)) / 2."""
+    features: Tensor = network(inputs)
+    return features if copies == "none" else (features + network(inputs.flip(-1))) / 2
 
 
 def _network(terms: BackboneTerms, weights: str | None) -> nn.Module:

@@ -8,7 +8,7 @@ linear projection to d features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +89,18 @@ class Features(NamedTuple):
     """`(batch, own d)` h(x), before a projection that widens them; else the same as f"""
     projected: Tensor
     """`(batch, d)` f(x)"""
+
+    def cpu(self) -> Features:
+        """The same in the processor's memory; what was one tensor stays one."""
+        own = self.own.cpu()
+        return Features(own, own if self.projected is self.own else self.projected.cpu())
+
+    @classmethod
+    def together(cls, parts: Sequence[Features]) -> Features:
+        """Those of several batches as one."""
+        own = torch.cat([part.own for part in parts])
+        same = all(part.projected is part.own for part in parts)
+        return cls(own, own if same else torch.cat([part.projected for part in parts]))
 
 
 def widened(encoder: nn.Module) -> nn.Linear | None:
@@ -183,8 +195,8 @@ class Conv4(Projecting):
         return pooled
 
 
-class Perceptron(nn.Module):
-    """One hidden layer: f(x) = relu(A x' + b), with x' = (x - mean(x)) / std(x) over an image's own features."""
+class Perceptron(Projecting):
+    """One hidden layer: h(x) = relu(A x' + b), with x' = (x - mean(x)) / std(x) over an image's own features."""
 
     def __init__(self, inputs: int, width: int, dim: int | None) -> None:
         super().__init__()
@@ -192,10 +204,8 @@ class Perceptron(nn.Module):
         self.hidden = nn.Linear(inputs, width)
         self.project = _projection(width, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        flat = F.layer_norm(x.flatten(1), (self.inputs,))
-        features: Tensor = self.project(F.relu(self.hidden(flat)))
-        return features
+    def trunk(self, x: Tensor) -> Tensor:
+        return F.relu(self.hidden(F.layer_norm(x.flatten(1), (self.inputs,))))
 
 
 def _projection(inputs: int, dim: int | None) -> nn.Module:

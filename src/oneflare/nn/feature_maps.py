@@ -20,6 +20,7 @@ from torch import Tensor
 
 from oneflare.core.registry import Options, Registry
 from oneflare.errors import ConfigError
+from oneflare.nn.network import signed_root
 
 LEAVES = 2
 """discs per synthetic patch"""
@@ -133,10 +134,12 @@ def none(channels: int, size: int) -> None:
 class Identity:
     """a backbone's features as they are"""
 
+    name = "identity"
+
     def __init__(self, channels: int, size: int) -> None:
         if size != 1:
             raise ConfigError(
-                "analytic=identity takes the features of a backbone; set backbone, or analytic=random_conv"
+                f"analytic={self.name} takes the features of a backbone; set backbone, or analytic=random_conv"
             )
         self.dim, self.parameters = channels, 0
 
@@ -149,7 +152,20 @@ class Identity:
         return images.flatten(1)
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"identity/{self.dim}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.name}/{self.dim}".encode()).hexdigest()
+
+
+@FEATURE_MAPS.register("root")
+class Root(Identity):
+    """the signed square root of each of a backbone's features; behind a ReLU the roots are nearer to Gaussian"""
+
+    name = "root"
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return signed_root(super().__call__(images))
+
+    def traced(self, images: Tensor) -> Tensor:
+        return signed_root(super().traced(images))
 
 
 @dataclass(frozen=True)

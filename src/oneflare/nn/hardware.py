@@ -19,15 +19,21 @@ WORTHWHILE = 1.3
 """bfloat16 becomes the default where it is at least this many times faster than float32."""
 
 
-def choose_device(wanted: str) -> torch.device:
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def choose_device(wanted: str, option: str = "train.device") -> torch.device:
+    """Where networks compute; `auto` is a GPU where there is one. option: what the user said it by"""
+    if wanted not in DEVICES:
+        raise ConfigError(f"{option}: must be one of {', '.join(DEVICES)} (got {wanted})")
     if wanted == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("train.device: no CUDA device was found; use train.device=auto or cpu")
+        raise ConfigError(f"{option}: no CUDA device was found; use auto or cpu")
     if wanted == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("train.device: no Apple GPU was found; use train.device=auto or cpu")
+        raise ConfigError(f"{option}: no Apple GPU was found; use auto or cpu")
     return torch.device(wanted)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from oneflare.core.registry import Options
+from oneflare.data.dataset import Copies
 from oneflare.errors import ConfigError
 
 FOLDER = "ONEFLARE_BACKBONES"
@@ -30,6 +31,8 @@ class Pinned(Options):
     """SHA-256 of the weights; default: that of the file that was found"""
     dim: int | None = None
     """how many features it gives; default: it is asked"""
+    copies: Copies | None = None
+    """mirror: the features of an image are the mean over it and its mirror image; default: none"""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def destroy(images: Tensor, generator: torch.Generator) -> Tensor:
     ways = torch.randint(len(WAYS), (len(images),), generator=generator).to(images.device)
     destroyed = torch.stack([way(images, generator) for way in dict.fromkeys(WAYS)])
     kinds = list(dict.fromkeys(WAYS))
-    kind = torch.tensor([kinds.index(way) for way in WAYS], device=images.device)[ways]
+    kind = torch.tensor([kinds.index(way) for way in WAYS]).to(images.device)[ways]
     return destroyed[kind, torch.arange(len(images), device=images.device)]
 
 

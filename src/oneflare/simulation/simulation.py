@@ -37,7 +37,7 @@ from oneflare.simulation.results import (
     RunResult,
 )
 from oneflare.simulation.training import train_clients, workers_for
-from oneflare.upload import read_upload
+from oneflare.upload import Upload, read_upload
 
 
 class Simulation(Setup):
@@ -86,7 +86,11 @@ class Simulation(Setup):
     def collect(self, summaries: Sequence[ClientSummary], observer: Observer, epoch: int | None = None) -> UploadSet:
         """The verified uploads of all trained clients; one that is refused is named and left out."""
         uploads = read_uploads(self.files, self.contract, summaries, observer, epoch)
-        return UploadSet(uploads, self.contract, self.template(), self.public)
+        return self._set_of(uploads)
+
+    def _set_of(self, uploads: tuple[Upload, ...]) -> UploadSet:
+        device = choose_device(self.experiment.train.device)
+        return UploadSet(uploads, self.contract, self.template(), self.public, device=device)
 
     def is_fused(self, spec: Mapping[str, Any]) -> bool:
         path = self.files.metrics(spec["name"])
@@ -153,13 +157,8 @@ class Simulation(Setup):
 
     def _simulate(self, specs: Sequence[Mapping[str, Any]], clients: Sequence[int], epoch: int) -> dict[str, float]:
         """What fusion would have given had clients stopped here; nothing flows back to them."""
-        uploads = UploadSet(
-            tuple(read_upload(self.files.client(client).snapshot(epoch), self.contract) for client in clients),
-            self.contract,
-            self.template(),
-            self.public,
-        )
-
+        paths = [self.files.client(client).snapshot(epoch) for client in clients]
+        uploads = self._set_of(tuple(read_upload(path, self.contract) for path in paths))
         found, _ = without_faulty(uploads, lambda kept: evaluate(specs, kept, self.dataset.test))
         return {one.name: one.scores.accuracy for one in found}
 

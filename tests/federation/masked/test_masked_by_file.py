@@ -16,6 +16,7 @@ from oneflare.core.files import load_state
 from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.masked.opening import open_total
 from oneflare.federation.masked.rounds import Request, RoundFiles
+from oneflare.federation.recording import check_log
 from oneflare.fusion import load_model
 from oneflare.fusion.analytic.discriminant import solve
 from oneflare.upload import read_tensors, read_upload
@@ -387,3 +388,7 @@ def test_masked_uploads_may_be_encrypted_too_and_survive_a_new_key_of_the_coordi
     run("server", "fuse", root / "fed", "--releases", root / "inbox")
     result = json.loads((root / "fed" / "result.json").read_text())
     assert result["masked"]["counts"] == sum(plain_sums(root, name) for name in NAMES)[:10].tolist()
+    entries = {entry.event: entry.details for entry in check_log(root / "fed", read_charter(root / "fed")).entries}
+    assert entries["roster"]["members"] == list(NAMES)
+    assert [text.split(":")[0] for text in entries["closed"]["members"]] == list(NAMES)
+    assert entries["closed"]["missing"] == []

@@ -86,7 +86,9 @@ class Inventor:
     def __init__(self, uploads: UploadSet, lr: float, batch_size: int, seed: int) -> None:
         image = uploads.contract.image
         self.classes = len(uploads.contract.classes)
-        self.generator = initial_generator(NOISE + self.classes, image.channels, image.size, WIDTH, seed)
+        self.device = uploads.device
+        generator = initial_generator(NOISE + self.classes, image.channels, image.size, WIDTH, seed)
+        self.generator = generator.to(self.device)
         self.optimizer = Adam(list(self.generator.parameters()))
         self.lr, self.batch_size, self.seed = lr, batch_size, seed
 
@@ -99,8 +101,9 @@ class Inventor:
 
     def images(self, noise: Tensor, labels: Tensor) -> Tensor:
         """The generator is told the label, so that it need not learn anew in every round what each class is."""
-        images: Tensor = self.generator(torch.cat([noise, LABEL_SCALE * F.one_hot(labels, self.classes)], 1))
-        return images
+        inputs = torch.cat([noise, LABEL_SCALE * F.one_hot(labels, self.classes)], 1)
+        images: Tensor = self.generator(inputs.to(self.device))
+        return images.cpu()
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": dict(self.generator.state_dict()), "optimizer": self.optimizer.state_dict()}
@@ -116,7 +119,7 @@ class DatafreeTraining(StudentTraining):
     def __init__(self, fusion: Datafree, uploads: UploadSet) -> None:
         network = initial_student(uploads, fusion.start, fusion.seed)
         self.fusion = fusion
-        self.teacher = Teacher(build_fusion(fusion.teacher).fuse(uploads).model)
+        self.teacher = Teacher(build_fusion(fusion.teacher).fuse(uploads).model.to(uploads.device))
         # A mean of clients knows the statistics of real images, which invented ones would spoil.
         keep = fusion.start == "average"
         self.student = Student(network, uploads, fusion.lr, fusion.temperature, keep_statistics=keep)

@@ -71,18 +71,19 @@ class Student:
         keep_statistics: bool = False,
     ) -> None:
         """keep_statistics: batch normalisation stays as it is instead of following the images."""
-        self.network = network.requires_grad_(True)
+        self.device = uploads.device
+        self.network = network.to(self.device).requires_grad_(True)
         self.keep_statistics = keep_statistics
         self.image = uploads.contract.image
         self.lr = lr
         self.temperature = temperature
-        self.optimizer = Adam(list(network.parameters()))
+        self.optimizer = Adam(list(self.network.parameters()))
         self.schedule = build_schedule({"name": "cosine"})
 
     def logits(self, images: Tensor) -> Tensor:
-        """images `(n, c, h, w)` in [0, 1] -> `(n, C)`"""
-        logits: Tensor = self.network(normalise(images, self.image)) @ self.network.prototypes.T
-        return logits
+        """images `(n, c, h, w)` in [0, 1] -> `(n, C)`, both in the processor's memory"""
+        logits: Tensor = self.network(normalise(images.to(self.device), self.image)) @ self.network.prototypes.T
+        return logits.cpu()
 
     def learn(self, images: Tensor, teacher: Tensor, progress: float) -> float:
         """One step toward the teacher's logits `(n, C)` on these images; returns the loss."""
@@ -170,7 +171,7 @@ class PublicTraining(StudentTraining):
             raise UploadError("fusion distill_public needs public images; run with data.public=NUMBER")
         network = initial_student(uploads, fusion.start, fusion.seed)
         self.images = to_unit(uploads.public)
-        self.answers = build_fusion(fusion.teacher).fuse(uploads).model.logits(self.images)
+        self.answers = build_fusion(fusion.teacher).fuse(uploads).model.to(uploads.device).logits(self.images)
         self.student = Student(network, uploads, fusion.lr, fusion.temperature)
         self.seed, self.batch_size = fusion.seed, fusion.batch_size
         self.step, self.steps = 0, fusion.steps

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from oneflare.data.dataset import normalise
 from oneflare.errors import ConfigError
 from oneflare.models.base import BATCH, GlobalModel, SingleModel
-from oneflare.models.members import MemberModel, added
+from oneflare.models.members import MemberModel, added, features_for
+from oneflare.nn.encoders import both_features
 
 
 class Teacher:
@@ -34,7 +35,7 @@ class Teacher:
                 "choose another teacher, or fusion distill_public"
             )
         for network in self.networks:
-            network.eval().requires_grad_(False)
+            network.to(model.device).eval().requires_grad_(False)
 
     def __len__(self) -> int:
         return len(self.networks)
@@ -45,16 +46,17 @@ class Teacher:
         weights: `(N,)`, how much each client counts; 1/N each is the model as it was fused. What client i adds to the
         rule's sum is multiplied by N w_i.
         """
-        inputs = normalise(images, self.model.task.image)
+        inputs = normalise(images.to(self.model.device), self.model.task.image)
         if isinstance(self.model, SingleModel):
             own = self.model.network
             answers: Tensor = own(inputs) @ own.prototypes.T
-            return answers
+            return answers.cpu()
         assert isinstance(self.model, MemberModel)
         start = self.model.start(images.detach(), BATCH)
         state = start
         for index, network in enumerate(self.networks):
-            part = added(self.model.rule, start, index, network(inputs).float()) - start
+            features = features_for(self.model.rule, both_features(network, inputs).cpu())
+            part = added(self.model.rule, start, index, features) - start
             state = state + (part if weights is None else len(self) * weights[index] * part)
         return self.model.rule.finish(state)
 
@@ -72,7 +74,7 @@ class Teacher:
         finally:
             for hook in hooks:
                 hook.remove()
-        return logits, torch.stack(gaps).sum() / len(self) if gaps else images.new_zeros(())
+        return logits, torch.stack(gaps).sum().cpu() / len(self) if gaps else images.new_zeros(())
 
 
 def statistics_loss(inputs: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

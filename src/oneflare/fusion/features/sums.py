@@ -25,13 +25,12 @@ def counted_prototypes(prototypes: Tensor, counts: Tensor) -> Tensor:
     return torch.einsum("nc,ncd->cd", shares, prototypes.to(shares.dtype)).float()
 
 
-@torch.no_grad()
 def noise_features(uploads: UploadSet, seed: int) -> Tensor:
     """`(N, d)`: each client's mean raw feature of the same seeded noise images."""
     image = uploads.contract.image
     shape = (NOISE_IMAGES, image.channels, image.size, image.size)
     pixels = prepare(torch.rand(shape, generator=torch_generator(seed, "noise images")), image)
-    return torch.stack([encoder(pixels).float().mean(0) for encoder in uploads.encoders()])
+    return torch.stack([features.projected.mean(0) for features in uploads.features(pixels)])
 
 
 @FUSIONS.register("feature_mean")

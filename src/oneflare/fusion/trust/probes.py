@@ -9,7 +9,6 @@ from torch import Tensor
 from oneflare.core.seeds import torch_generator
 from oneflare.data import ImageSpec, prepare
 from oneflare.fusion.base import UploadSet
-from oneflare.nn.encoders import both_features
 
 PROBES = 128
 GRIDS = (2, 3, 4)
@@ -28,17 +27,15 @@ def probe_images(image: ImageSpec, number: int = PROBES, seed: int = 0) -> Tenso
     return torch.cat(parts)
 
 
-@torch.no_grad()
 def probe_features(uploads: UploadSet, seed: int = 0) -> Tensor:
     """`(N, probes, d)` raw features of the same probes, one encoder in memory at a time."""
     image = uploads.contract.image
     pixels = prepare(probe_images(image, seed=seed), image)
-    return torch.stack([encoder(pixels).float() for encoder in uploads.encoders()])
+    return torch.stack([features.projected for features in uploads.features(pixels)])
 
 
-@torch.no_grad()
 def own_probe_features(uploads: UploadSet, seed: int = 0) -> Tensor:
     """The same before a projection that widens the features, where densities are measured."""
     image = uploads.contract.image
     pixels = prepare(probe_images(image, seed=seed), image)
-    return torch.stack([both_features(encoder, pixels).own for encoder in uploads.encoders()])
+    return torch.stack([features.own for features in uploads.features(pixels)])
