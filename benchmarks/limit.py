@@ -48,7 +48,8 @@ def cells() -> dict[str, list[str]]:
     """name -> words of `oneflare run`, the most telling first"""
     found = {}
     wanted = [(data, filters, "int12", 0.05, 0) for size in range(3) for data, filters in sized(size)]
-    wanted += [("cifar10", 384, "int12", 0.5, 0), ("cifar10", 232, "float32", 0.05, 0)]
+    wanted += [("cifar10", 384, "int12", 0.5, 0)]
+    wanted += [("svhn", 222, "float32", 0.05, 0), ("cifar10", 232, "float32", 0.05, 0)]
     wanted += [
         (data, filters, "int12", 0.05, seed) for size in range(3) for seed in (1, 2) for data, filters in sized(size)
     ]
