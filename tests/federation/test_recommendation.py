@@ -22,7 +22,8 @@ def figures_in(row: Measurement) -> list[float]:
     """The accuracies that the file of a row holds for it, over seeds."""
     content = json.loads((RESULTS / row.file).read_text())
     if row.file.startswith("photographs"):
-        return [content[f"{row.method}, {row.images}, 0.05"]["accuracy"][row.fusion]]
+        start = f"{row.method}, {row.images}, 0.05"
+        return [run["accuracy"][row.fusion] for name, run in content.items() if name.startswith(start)]
     if row.file.endswith("small.json"):
         return [run["accuracy"] for run in content["runs"] if run["data"] == row.data.split()[0]]
     if row.file.startswith("density"):

@@ -15,7 +15,7 @@ from oneflare.federation.charter import FILE, read_charter, revised
 from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.federation.keys import admit_member, revoke_member, rotate_member
 from oneflare.federation.log import FederationLog
-from oneflare.federation.member import signer
+from oneflare.federation.member import encrypted_for, signer
 from oneflare.federation.opening import make_box
 from oneflare.federation.recording import check_log
 from oneflare.federation.vouching import make_key
@@ -106,16 +106,20 @@ def test_keys_that_no_longer_count_are_refused(office, tmp_path):
             revoke_member(office, "north", keep=False)
         for day in ("2025-12-01", "2026-01-02", "2026-03-01"):
             box = tmp_path / f"{key.public[8:14].replace('/', '_')}-{day}"
-            path = upload_of(
-                read_charter(office), box / "north.safetensors", "north", signer(key), f"{day}T00:00:00+00:00"
-            )
+            charter, made = read_charter(office), f"{day}T00:00:00+00:00"
+            upload = upload_of(charter, box / "north.safetensors", "north", signer(key), made)
+            path = encrypted_for(charter, upload)
             content = fuse_federation(office, add=[path], rules=Rules(min_members=1)).content
             reasons = [row.reason for row in content.verdicts if row.file == str(path)]
             assert "is signed with a key of north that was revoked on" in reasons[0]
             refused += 1
     admit_member(office, "north", next_one.public)
-    path = upload_of(read_charter(office), tmp_path / "z" / "north.safetensors", "north", signer(next_one), NEW)
-    assert len(fuse_federation(office, add=[path], rules=Rules(min_members=1)).content.members) == 3
+    charter = read_charter(office)
+    upload = upload_of(charter, tmp_path / "z" / "north.safetensors", "north", signer(next_one), NEW)
+    assert (
+        len(fuse_federation(office, add=[encrypted_for(charter, upload)], rules=Rules(min_members=1)).content.members)
+        == 3
+    )
     assert len(kept.members) == 3
     record_door(
         "revoked-keys",
