@@ -36,11 +36,11 @@ def main() -> None:
             arrays = {"data": train, "test": test, "out": folder}
             oneflare.run(method="flare", clients=5, alpha=alpha, seed=seed, epochs=20, **arrays)
             model = load_model(RunFiles(Path(folder)).model("density_ratio"))
-        known = _scores(model, torch.from_numpy(test[0]))
-        for what, images in _unknown(dataset.test, dataset.train, left_out, test[0]).items():
-            found = _scores(model, images)
-            told = [f"{name} {_figures(known[name], found[name])}" for name in known]
-            print(f"without {left_out}, alpha {alpha}, seed {seed}; {what}: {', '.join(told)}")
+            known = _scores(model, torch.from_numpy(test[0]))
+            for what, images in _unknown(dataset.test, dataset.train, left_out, test[0]).items():
+                found = _scores(model, images)
+                told = [f"{name} {_figures(known[name], found[name])}" for name in known]
+                print(f"without {left_out}, alpha {alpha}, seed {seed}; {what}: {', '.join(told)}", flush=True)
 
 
 def _renamed(split: Split, kept: list[int]):
