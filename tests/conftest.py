@@ -17,6 +17,8 @@ _HOME = tempfile.TemporaryDirectory(prefix="oneflare-home-")
 os.environ["ONEFLARE_HOME"] = _HOME.name
 torch.set_num_threads(1)
 
+from masked_parts import closed, enrolled  # noqa: E402, F401
+
 settings.register_profile(
     "oneflare",
     deadline=None,

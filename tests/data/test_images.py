@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from PIL import Image
 from starlette.requests import Request
 
@@ -239,7 +240,7 @@ def test_the_rule_is_part_of_the_terms_and_absent_from_old_digests():
     assert one.fingerprint != other.fingerprint
     assert other.contract.image.pixels == Pixels(bits=12)
     assert ImageSpec.from_dict(other.contract.image.to_dict()) == other.contract.image
-    assert "pixels" not in one.to_yaml()
+    assert "pixels" not in yaml.safe_load(one.to_yaml())["image"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def figures_in(row: Measurement) -> list[float]:
     if row.file.startswith("photographs"):
         start = f"{row.method}, {row.images}, 0.05"
         return [run["accuracy"][row.fusion] for name, run in content.items() if name.startswith(start)]
-    if row.file.endswith("small.json"):
+    if row.file.endswith("compared.json"):
         return [run["accuracy"] for run in content["runs"] if run["data"] == row.data.split()[0]]
     if row.file.startswith("density"):
         return [run["accuracy"][row.fusion] for run in content["runs"] if run["method"] == row.method]

@@ -46,12 +46,12 @@ class Measurement:
 
 
 MEASURED = (
-    Measurement("digits", 1438, "analytic", "analytic", 100.0, "analytic/small.json"),
+    Measurement("digits", 1438, "analytic", "analytic", 100.0, "analytic/compared.json"),
     Measurement("digits", 1438, "fedavg", "density_ratio", 96.3, "density/digits.json"),
     Measurement("digits", 1438, "flare", "density_ratio", 94.7, "density/digits.json"),
-    Measurement("svhn at 16 pixels", 10000, "analytic", "analytic", 84.8, "analytic/small.json"),
+    Measurement("svhn at 16 pixels", 10000, "analytic", "analytic", 84.8, "analytic/compared.json"),
     Measurement("svhn at 16 pixels", 10000, "fafi", "density_ratio", 78.8, "density/svhn_16.json"),
-    Measurement("cifar10 at 16 pixels", 10000, "analytic", "analytic", 66.9, "analytic/small.json"),
+    Measurement("cifar10 at 16 pixels", 10000, "analytic", "analytic", 66.9, "analytic/compared.json"),
     Measurement("cifar10 at 16 pixels", 10000, "fafi", "density_ratio", 51.0, "density/cifar10_16.json"),
     Measurement("cifar10, backbone", 10000, "analytic", "analytic", 85.4, "photographs/cifar10.json"),
     Measurement("cifar10, backbone", 10000, "flare", "density_ratio", 77.9, "photographs/cifar10.json"),
