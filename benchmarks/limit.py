@@ -28,7 +28,7 @@ from oneflare.upload.statistics import Statistics
 
 RESULTS = Path("results/analytic/limit.json")
 TABLE = Path("results/analytic/limit.md")
-PICTURE = Path("docs/pictures/analytic-curve.svg")
+PICTURE = Path("docs/measured/analytic-curve.svg")
 RUNS = Path(os.environ.get("ONEFLARE_RUNS", "runs")) / "limit"
 CLIENTS = 10
 SIZES = {"cifar10": (384, 714, 1530), "svhn": (374, 704, 1520), "cifar100": (336, 668, 1480)}

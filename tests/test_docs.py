@@ -128,7 +128,8 @@ def test_every_picture_is_there_shown_and_still_what_its_script_draws(tmp_path):
     folder = ROOT / "docs" / "pictures"
     assert {path.name for path in folder.iterdir()} == names
     shown = {(page.parent / target).resolve() for page in PAGES for target in PICTURE.findall(page.read_text())}
-    assert shown == {folder / name for name in names}
+    assert {path for path in shown if path.parent == folder} == {folder / name for name in names}
+    assert all(path.exists() for path in shown)  # measured curves and screenshots are made by other commands
     assert "(docs/pictures/one-shot.svg)" in (ROOT / "README.md").read_text()
     for name in names:
         kept, drawn = (folder / name).read_text(), (tmp_path / name).read_text()
