@@ -6,7 +6,7 @@ import torch
 from oneflare.errors import ConfigError
 from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
 from oneflare.nn.feature_maps import Bounded, Patches, RandomConv
-from oneflare.nn.multi_scale import (
+from oneflare.nn.multi_scale_maps import (
     OUTPUTS,
     SEED_STRIDE,
     MapShape,
