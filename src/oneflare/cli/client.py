@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneflare.cli.options import GROUP, ImageColumn, Json, LabelColumn, Mask, PatientColumn, Quiet
+from oneflare.cli.options import (
+    GROUP,
+    CharterFile,
+    ImageColumn,
+    Json,
+    LabelColumn,
+    Mask,
+    OwnImages,
+    PatientColumn,
+    Quiet,
+)
 
 if TYPE_CHECKING:
     from oneflare.data.labelled import ListedProblems
@@ -21,18 +31,6 @@ if TYPE_CHECKING:
 client = typer.Typer(help="Take part in a federation: make a key, train on your own data, write one upload.", **GROUP)
 upload = typer.Typer(help="Inspect uploads.", **GROUP)
 
-CharterFile = Annotated[
-    Path, typer.Argument(metavar="FEDERATION.YAML", help="The charter as the coordinator sent it, unchanged.")
-]
-OwnImages = Annotated[
-    Path,
-    typer.Option(
-        "--data",
-        "-d",
-        help="Your images: a folder with one folder per class, a table of files (labels.csv) or the folder that "
-        "holds it, or parquet with images and labels.",
-    ),
-]
 UploadFile = Annotated[Path, typer.Option("--out", "-o", help="Write the upload, the only file to send, here.")]
 MemberName = Annotated[
     str | None,

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oneflare.cli.client import who
-from oneflare.cli.options import Folder, Json, Mask, Quiet
+from oneflare.cli.options import CharterFile, Folder, Json, Mask, Quiet
 from oneflare.cli.server import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
     from oneflare.federation.masked.uploading import Masking
 
-CharterFile = Annotated[
-    Path, typer.Argument(metavar="FEDERATION.YAML", help="The charter as the coordinator sent it, unchanged.")
-]
 Name = Annotated[str | None, typer.Option("--name", help="Your name; default: the member whose key this is.")]
 Key = Annotated[Path | None, typer.Option("--key", help="Your private signing key, if you have one.")]
 

@@ -41,6 +41,18 @@ Track = Annotated[
         "--track", help="Also log the run to tensorboard or mlflow (needs the extra `track`); may be repeated."
     ),
 ]
+CharterFile = Annotated[
+    Path, typer.Argument(metavar="FEDERATION.YAML", help="The charter as the coordinator sent it, unchanged.")
+]
+OwnImages = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        "-d",
+        help="Your images: a folder with one folder per class, a table of files (labels.csv) or the folder that "
+        "holds it, or parquet with images and labels.",
+    ),
+]
 Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation's folder.")]
 ImageColumn = Annotated[
     str | None,

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from oneflare.cli.masked import CharterFile
-from oneflare.cli.options import ImageColumn, Json, LabelColumn, PatientColumn, Quiet
+from oneflare.cli.options import CharterFile, ImageColumn, Json, LabelColumn, OwnImages, PatientColumn, Quiet
 
 
 def rehearse(
     charter_file: CharterFile,
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            "-d",
-            help="Your images: a folder with one folder per class, a table of files (labels.csv) or the folder that "
-            "holds it, or parquet with images and labels.",
-        ),
-    ],
+    data: OwnImages,
     folds: Annotated[
         int, typer.Option("--folds", min=2, max=100, help="Into how many parts your images are divided.")
     ] = 5,
