@@ -15,16 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from oneflare.cli import study_progress
+from oneflare.cli.main import app
 from oneflare.client.observer import Observer, Outcome
 from oneflare.core.files import exclusive, read_json
 from oneflare.simulation.stages import read_result
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import make_plan, unique_cells
+from oneflare.study.claims import open_cells
 from oneflare.study.declare import read_declaration
 from oneflare.study.execute import is_complete, run_cells
-from oneflare.study.findings import rounded
+from oneflare.study.findings import Findings, rounded
 from oneflare.study.headline import END, MEASURED_AGAIN, START, headline, with_headline
 from oneflare.study.markdown import to_markdown
 from oneflare.study.records import StudyResult
@@ -56,7 +59,7 @@ claims:
     tests: [{kind: trend, arm: v11, than: fafi, below: 0}]
   - id: K3
     text: Lambda stays small
-    tests: [{kind: every, arm: v11, quantity: largest_raw, below: 1000}]
+    tests: [{kind: quantity, arm: v11, quantity: largest_raw, below: 1000}]
 figures: [{kind: lambda, title: L}]
 log: [{settings: none, values: {fafi: 50}}]
 """
@@ -143,6 +146,33 @@ def test_claims_are_judged_on_the_runs(tiny):
     assert trend.values == pytest.approx([100 * (a - b) for a, b in zip(*gaps, strict=True)], abs=1e-3)
     assert claims["K3"].verdict == "confirmed"
     assert len(claims["K3"].tests) == 2
+
+
+def test_seeds_are_added_where_a_claim_is_undecided(tiny, tmp_path, monkeypatch):
+    """Two seeds decide nothing, so the arms of an open claim get a third; an arm of no claim does not."""
+    folder, plan = tiny
+    scale = replace(SCALES["smoke"], looks=(2, 3))
+    wider = {"fafi": plan.declaration.arms["fafi"], "v11": plan.declaration.arms["v11"]}
+    wider["other"] = plan.declaration.arms["fafi"].model_copy(update={"settings": {"train": {"lr": 0.2}}})
+    growing = make_plan(plan.declaration.model_copy(update={"arms": wider}), scale)
+    assert len(growing.first_cells) == 3 * 2 * 2
+    nothing = open_cells(Findings(growing, tmp_path))
+    assert {(cell.experiment.method, cell.experiment.seed) for cell in nothing} == {
+        (method, seed) for method in ("fafi", "uncertainty_coupled") for seed in (0, 1)
+    }
+    assert {cell.experiment.train.lr for cell in nothing} == {plan.cell(plan.places[0], "fafi", 0).experiment.train.lr}
+    content = collect(growing, folder / "runs")
+    (lambda_stays,) = (claim for claim in content.claims if claim.id == "K3")
+    assert lambda_stays.verdict == "confirmed"
+    assert [len(test.values) for test in lambda_stays.tests] == [3, 3]
+    once = next(claim for claim in collect(plan, folder / "runs").claims if claim.id == "K3")
+    assert lambda_stays.p_value == pytest.approx(2 * once.p_value, rel=1e-4), "two looks share the error"
+    monkeypatch.setitem(SCALES, "smoke", scale)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    invoked = CliRunner().invoke(app, ["study", "tiny.yaml", "--processes", "1", "--runs", str(folder / "runs")])
+    assert invoked.exit_code == 0, invoked.output
+    assert json.loads(Path("results/tiny/smoke.json").read_text())["looks"] == [2, 3]
 
 
 def test_results_are_written_as_json_and_markdown(tiny, tmp_path):

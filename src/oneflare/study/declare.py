@@ -62,11 +62,11 @@ class Statement(Section):
     """One statement that figures can bear out.
 
     `difference`: arm - than, paired by seed, on the claimed side of a threshold (points of accuracy; per cent of
-    the other measures). `trend`: that difference at the first alpha minus the one at the last. `every`: a quantity of
-    each seed, taken over its clients, beyond a threshold on every seed.
+    the other measures). `trend`: that difference at the first alpha minus the one at the last. `quantity`: a quantity
+    of one arm, taken over the clients of each seed, whose mean over seeds is on the claimed side of a threshold.
     """
 
-    kind: Literal["difference", "trend", "every"] = "difference"
+    kind: Literal["difference", "trend", "quantity"] = "difference"
     arm: str
     than: str | None = None
     measure: Measure = "accuracy"
@@ -82,8 +82,8 @@ class Statement(Section):
     def _whole(self) -> Statement:
         if (self.above is None) == (self.below is None):
             raise ValueError("set one of above and below")
-        if (self.kind == "every") != (self.than is None) or (self.kind == "every") != (self.quantity is not None):
-            raise ValueError("a difference and a trend need than, every needs quantity")
+        if (self.kind == "quantity") != (self.than is None) or (self.kind == "quantity") != (self.quantity is not None):
+            raise ValueError("a difference and a trend need than, a statement of kind quantity needs quantity")
         return self
 
 

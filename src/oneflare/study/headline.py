@@ -17,9 +17,9 @@ from oneflare.study.records import StudyResult
 
 START = "<!-- figures: written by `make headline` from results/, not by hand -->"
 END = "<!-- end of figures -->"
-SCALES = ("paper", "small", "smoke")
+SCALES = ("paper", "decisive", "small", "smoke")
 """the first that is there is shown"""
-JUDGING = ("paper", "small")
+JUDGING = ("paper", "decisive", "small")
 """six epochs on digits decide no claim"""
 
 MEASURED_AGAIN = (
