@@ -22,6 +22,7 @@ from oneflare.cli.main import app
 from oneflare.client.observer import Observer, Outcome
 from oneflare.core.files import exclusive, read_json
 from oneflare.simulation.stages import read_result
+from oneflare.study import headline as headline_of_readme
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import make_plan, unique_cells
 from oneflare.study.claims import open_cells
@@ -33,6 +34,7 @@ from oneflare.study.markdown import to_markdown
 from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
+from oneflare.study.summary import judged_claims, summary_page, tally
 from shared import COMMAND, oneflare
 
 ROOT = Path(__file__).parents[2]
@@ -357,7 +359,7 @@ def test_the_readme_shows_the_results():
 
 
 def test_kept_results_agree_with_their_markdown():
-    for path in sorted(ROOT.glob("results/*/smoke.json")) + sorted(ROOT.glob("results/*/small.json")):
+    for path in sorted(ROOT.glob("results/*/smoke.json")) + sorted(ROOT.glob("results/*/decisive.json")):
         content = StudyResult.read(path)
         assert path.with_suffix(".md").read_text() == to_markdown(content), path
         for cell in content.cells:
@@ -370,15 +372,37 @@ def test_a_headline_without_results_says_that_they_are_being_measured(tmp_path):
     assert (ROOT / "results" / "README.md").exists()
 
 
-def test_the_headline_takes_the_largest_scale(tiny, tmp_path):
+def test_the_headline_takes_the_largest_scale(tiny, tmp_path, monkeypatch):
     folder, plan = tiny
+    monkeypatch.setattr(headline_of_readme, "find_declaration", lambda _: plan.declaration)
     content = replace(collect(plan, folder / "runs"), study="table1")
     write_results(content, tmp_path)
-    assert "Scale `smoke`" in headline(tmp_path)
-    assert "K3" not in headline(tmp_path), "a smoke run decides nothing about the log"
-    write_results(replace(content, scale="small"), tmp_path)
+    assert "results/table1/smoke.md" in headline(tmp_path)
+    assert "claims" not in headline(tmp_path), "a smoke run decides nothing about the log"
+    write_results(replace(content, scale="decisive"), tmp_path)
     text = headline(tmp_path)
-    assert "Scale `small`" in text
-    assert "results/table1/small.md" in text
-    assert "K3" in text
+    assert "results/table1/decisive.md" in text
+    assert "Of 3 claims" in text
     assert with_headline(f"a\n{START}\nold\n{END}\nb", tmp_path) == f"a\n{START}\n\n{text}\n\n{END}\nb"
+
+
+def test_the_summary_corrects_for_the_number_of_claims(tiny, tmp_path):
+    """One clear and many doubtful verdicts: the doubtful ones are undecided among so many, and the page says so."""
+    folder, plan = tiny
+    content = collect(plan, folder / "runs")
+    sure, weak = (
+        replace(content.claims[0], id=f"C{n}", verdict="confirmed", p_value=p) for n, p in ((1, 0.001), (2, 0.045))
+    )
+    claims = (
+        sure,
+        *(replace(weak, id=f"C{n}") for n in range(2, 6)),
+        replace(weak, id="C6", verdict="undecided", p_value=None),
+    )
+    write_results(replace(content, study="table1", scale="decisive", claims=claims), tmp_path)
+    found = judged_claims(tmp_path)
+    assert [judged.verdict for judged in found] == ["confirmed"] + 5 * ["undecided"]
+    assert tally(found) == "1 confirmed, 5 undecided"
+    page = summary_page(found)
+    assert page.count("undecided among so many (confirmed alone)") == 4
+    assert "[C1](table1/decisive.md)" in page
+    assert "3 seeds" in page

@@ -154,10 +154,14 @@ def dotted(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _fusions(method: str, wanted: Sequence[str]) -> list[str]:
-    """The method's own first, then what the table asks for."""
-    own = [str(name) for name in find_method(method).recipe.get("fusions", ())]
-    return list(dict.fromkeys([*own, *wanted]))
+def _fusions(method: str, wanted: Sequence[str]) -> list[Any]:
+    """The method's own first, with its settings, then what the table asks for."""
+    own = {_name_of(spec): spec for spec in find_method(method).recipe.get("fusions", ())}
+    return list((own | {name: name for name in wanted if name not in own}).values())
+
+
+def _name_of(spec: Any) -> str:
+    return str(spec["name"] if isinstance(spec, Mapping) else spec)
 
 
 def unique_cells(plans: Iterable[StudyPlan]) -> list[Cell]:

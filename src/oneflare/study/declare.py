@@ -120,12 +120,13 @@ class Declaration(Section):
     claims: tuple[Claim, ...] = ()
     log: tuple[Reference, ...] = ()
     figures: tuple[Figure, ...] = ()
+    headline: Names = Field((), description="rows that README shows; all if absent")
     note: str = ""
 
     @model_validator(mode="after")
     def _names_exist(self) -> Declaration:
         rows = {row.id for row in self.rows()}
-        wanted = [self.baseline]
+        wanted = [self.baseline, *self.headline]
         wanted += [name for figure in self.figures for name in figure.arms or ()]
         wanted += [name for claim in self.claims for test in claim.tests for name in (test.arm, test.than) if name]
         for name in wanted:
@@ -162,11 +163,16 @@ class ArmRow:
 PAPER = ("table1", "figure1", "table2", "figure2", "table3", "figure3", "lambda_sensitivity", "clients")
 
 
+QUESTIONS = ("servers", "sensitivity", "pretrained", "many_classes", "peers")
+"""what reviewers of this line of work ask"""
+
+
 def declared() -> dict[str, Path]:
-    """Studies that come with OneFlare: the paper's in its order, then the log's claims in theirs."""
+    """Studies that come with OneFlare: the paper's in its order, reviewers' questions, then the log's claims."""
     paths = {path.stem: path for path in FOLDER.glob("*.yaml")}
-    claims = sorted((name for name in paths if name not in PAPER), key=lambda name: int(name[1:]))
-    return {name: paths[name] for name in (*PAPER, *claims)}
+    named = (*PAPER, *QUESTIONS)
+    claims = sorted((name for name in paths if name not in named), key=lambda name: int(name[1:]))
+    return {name: paths[name] for name in (*named, *claims)}
 
 
 def find_declaration(name: str) -> Declaration:
