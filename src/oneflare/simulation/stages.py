@@ -25,7 +25,7 @@ from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import given_in_python, recorded, resolve
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.features import load_data
-from oneflare.simulation.files import RunFiles
+from oneflare.simulation.files import SCRATCH, RunFiles
 from oneflare.simulation.given import Given
 from oneflare.simulation.kept import check_figures, recorded_experiment_code, warn_what_changed
 from oneflare.simulation.results import FusionResult, RunResult
@@ -167,7 +167,8 @@ def run_experiment(
 
 
 def _what_is_kept(files: RunFiles) -> str:
-    clients = [ClientFiles(place) for place in sorted((files.folder / "clients").glob("*"))]
+    places = [place for folder in ("clients", SCRATCH) for place in sorted((files.folder / folder).glob("*"))]
+    clients = [ClientFiles(place) for place in places]
     done = sum(client.summary.exists() for client in clients)
     begun = sum(client.checkpoint.exists() for client in clients)
     if not done and not begun:

@@ -36,8 +36,8 @@ from oneflare.errors import RunError, UploadError
 from oneflare.simulation.engines.flower.gather import Terms, gather
 from oneflare.simulation.engines.flower.records import answer, question, read_answer, read_question
 from oneflare.simulation.engines.local import run_apart
+from oneflare.simulation.files import SCRATCH
 
-SCRATCH = ".flower"
 DATA = "data.safetensors"
 NO_LIMIT = 14 * 86_400.0
 """seconds: clients of a simulation wait for each other, so only the user knows what is too long"""
