@@ -97,14 +97,17 @@ SPAWNED = """
 import sys, types
 import oneflare.simulation.engines.local as local
 local.sys = types.SimpleNamespace(platform="another")   # where workers are spawned
+from torch import nn
 import oneflare
 if __name__ == "__main__":
-    result = oneflare.run(method="own", epochs=1, clients=2, workers=2, out="run", data={"train_size": 64})
-    print(result.headline)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+    small = {"data": {"train_size": 64}, "epochs": 1, "clients": 2, "workers": 2}
+    result = oneflare.run(method="own", encoder=encoder, out="run", **small)
+    print(result.headline, result.content.encoder["kind"])
 """
 
 
-def test_spawned_workers_know_the_parts(tmp_path):
+def test_spawned_workers_know_the_parts_and_the_modules_of_the_user(tmp_path):
     import os
 
     (tmp_path / "parts.py").write_text(MODULE)
@@ -113,7 +116,7 @@ def test_spawned_workers_know_the_parts(tmp_path):
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "ONEFLARE_PLUGINS": "parts"},
     )  # fmt: skip
-    assert done.stdout.strip() == "mine", done.stderr
+    assert done.stdout.strip() == "mine Sequential", done.stderr
 
 
 def test_broken_parts_are_told_what_they_break():

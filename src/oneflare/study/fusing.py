@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.files import digest_of, exclusive, write_json
@@ -207,7 +205,7 @@ def bench_run(
             warn_if_outdated(files.metrics(spec["name"]), spec, observer)
             observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
             try:
-                measured.append(_fuse(spec, uploads, files, federation.encoder))
+                measured.append(_fuse(spec, uploads, files))
             except OneFlareError as error:
                 if names is not None:
                     raise
@@ -276,7 +274,7 @@ class Measured:
     """fields of `metrics.json`"""
 
 
-def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder: nn.Module | None) -> Measured:
+def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> Measured:
     """Fuse in a process of its own, which writes the model, and read it back here."""
     fusion = build_fusion(spec)
     path = files.model(spec["name"])
@@ -291,7 +289,7 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder:
 
     cost, (said, origin) = measure(lambda: fuse_timed(spec, uploads, workspace), keep, rehearse=not fusion.trains)
     workspace.discard()
-    model = load_model(path, encoder)
+    model = load_model(path)
     if isinstance(model, MemberModel):
         model.encoder = uploads.scratch  # one for all models
     fused = Fused(model, **said)
