@@ -26,36 +26,41 @@ Charters = Annotated[
         help="The charter of the federation that --out is for; default: the one beside the model.",
     ),
 ]
+TestImages = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        "-d",
+        help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
+        "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
+    ),
+]
+Alone = Annotated[
+    Path | None,
+    typer.Option(
+        "--alone", metavar="UPLOAD", help="Also measure your own model on the same images: your upload, or a model."
+    ),
+]
+ScoresFile = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write the scores, which you may send to the coordinator, to this JSON file."),
+]
+ScoresName = Annotated[
+    str | None, typer.Option("--name", help="Your name in the scores; default: the member whose key --sign is.")
+]
+ScoresKey = Annotated[
+    Path | None, typer.Option("--sign", metavar="NAME.KEY", help="Sign the scores with this private key of yours.")
+]
 
 
 def evaluate(
     model: Model,
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            "-d",
-            help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
-            "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
-        ),
-    ],
-    alone: Annotated[
-        Path | None,
-        typer.Option(
-            "--alone", metavar="UPLOAD", help="Also measure your own model on the same images: your upload, or a model."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write the scores, which you may send to the coordinator, to this JSON file."),
-    ] = None,
+    data: TestImages,
+    alone: Alone = None,
+    out: ScoresFile = None,
     federation: Charters = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Your name in the scores; default: the member whose key --sign is.")
-    ] = None,
-    sign: Annotated[
-        Path | None, typer.Option("--sign", metavar="NAME.KEY", help="Sign the scores with this private key of yours.")
-    ] = None,
+    name: ScoresName = None,
+    sign: ScoresKey = None,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     patient_column: PatientColumn = None,
