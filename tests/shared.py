@@ -4,11 +4,14 @@ observer that listens."""
 from __future__ import annotations
 
 import json
+import multiprocessing as mp
 import os
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,31 @@ def oneflare(*words: str, cwd: Path, **environment: str) -> subprocess.Completed
     return subprocess.run(
         [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300, env=os.environ | environment
     )
+
+
+def forked(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """The command in a process of its own that begins as a copy of this one.
+
+    It is spared the seconds in which a new process imports torch; what it registers, sets and prints stays its own.
+    """
+
+    def enter(streams: Sequence[Path]) -> None:
+        from oneflare.cli import main, manners
+
+        os.chdir(cwd)
+        os.environ.update(environment)
+        sys.argv = ["oneflare", *words]
+        sys.stdout, sys.stderr = (path.open("w") for path in streams)
+        manners._quiet = False
+        main.main()
+
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder, name) for name in ("out", "err")]
+        process = mp.get_context("fork").Process(target=enter, args=[streams])
+        process.start()
+        process.join(300)
+        process.kill()
+        return subprocess.CompletedProcess(words, process.exitcode, *(path.read_text() for path in streams))
 
 
 def hearing(lines: list[str]) -> Observer:

@@ -30,7 +30,7 @@ from oneflare.study.markdown import to_markdown
 from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
-from shared import COMMAND, oneflare
+from shared import COMMAND, forked
 
 ROOT = Path(__file__).parents[2]
 TINY = """
@@ -290,7 +290,7 @@ def test_a_killed_study_goes_on(tiny, tmp_path):
     finished = list(tmp_path.glob("runs/cells/*/result.json"))
     assert 1 <= len(finished) < 4
     stamps = {path: path.stat().st_mtime_ns for path in finished}
-    shown = oneflare("study", "tiny.yaml", "--processes", "2", "--seeds", "1", cwd=tmp_path)
+    shown = forked("study", "tiny.yaml", "--processes", "2", "--seeds", "1", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "left" in shown.stderr
     assert {path: path.stat().st_mtime_ns for path in finished} == stamps, "what was finished is not run again"
