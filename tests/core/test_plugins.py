@@ -15,7 +15,7 @@ import pytest
 from hospitals import typed
 from oneflare.core.files import write_json
 from oneflare.nn import bfloat16
-from oneflare.nn.bfloat16 import Measurement, forget, reference
+from oneflare.nn.bfloat16 import SpeedMeasurement, forget, reference
 from shared import forked, oneflare
 
 MODULE = '''
@@ -236,7 +236,7 @@ def remembered(tmp_path, monkeypatch):
     """A machine that remembers an absurd figure, so that nothing is measured until somebody asks for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget()
-    figure = Measurement(99.0, 0.0, datetime.now(UTC).isoformat(), "2.0", "a processor", reference().label)
+    figure = SpeedMeasurement(99.0, 0.0, datetime.now(UTC).isoformat(), "2.0", "a processor", reference().label)
     write_json(tmp_path / "oneflare" / "bfloat16.json", {bfloat16._key(reference()): dataclasses.asdict(figure)})
     yield
     forget()

@@ -13,7 +13,7 @@ from oneflare import load_model, run
 from oneflare.data.images import ImageFiles
 from oneflare.federation import coordinator  # noqa: F401  (asks for a device)
 from oneflare.nn.encoders import Features, build_encoder
-from oneflare.simulation.features import Features as FeatureReader
+from oneflare.simulation.features import FeatureReader
 
 register()  # before the first gradient
 TINY = {

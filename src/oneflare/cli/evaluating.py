@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
     from oneflare.federation.scores import MemberScores
     from oneflare.federation.scoring import Trial
-    from oneflare.metrics import Comparison, Measured, ModelFigures
+    from oneflare.metrics import AgainstAlone, Measured, ModelFigures
     from oneflare.upload.signing import SigningKey
 
 Charters = Annotated[
@@ -200,7 +200,7 @@ def summary(figures: ModelFigures) -> str:
     )
 
 
-def gain(comparison: Comparison) -> str:
+def gain(comparison: AgainstAlone) -> str:
     """What the federation gains, in one line."""
     value = comparison.gain
     if value.low > 0:

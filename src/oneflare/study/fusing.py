@@ -200,7 +200,7 @@ def bench_run(
                 found[spec["name"]] = FusionResult.read(files.metrics(spec["name"]))
             else:
                 fresh.append(spec)
-        measured: list[Measured] = []
+        measured: list[CostedFusion] = []
         for number, spec in enumerate(fresh, start=1):
             warn_if_outdated(files.metrics(spec["name"]), spec, observer)
             observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
@@ -266,7 +266,7 @@ def _complete(files: RunFiles, spec: Mapping[str, Any], uploads: UploadSet) -> b
 
 
 @dataclass(frozen=True)
-class Measured:
+class CostedFusion:
     """A fusion that was made in a process of its own, with what that took."""
 
     made: TimedFusion
@@ -274,7 +274,7 @@ class Measured:
     """fields of `metrics.json`"""
 
 
-def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> Measured:
+def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> CostedFusion:
     """Fuse in a process of its own, which writes the model, and read it back here."""
     fusion = build_fusion(spec)
     path = files.model(spec["name"])
@@ -293,7 +293,7 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> Measu
     if isinstance(model, MemberModel):
         model.encoder = uploads.scratch  # one for all models
     fused = Fused(model, **said)
-    return Measured(
+    return CostedFusion(
         TimedFusion(spec, fused, fused.seconds_before + cost.seconds, origin),
         {
             "fuse_cpu_seconds": cost.cpu_seconds,
@@ -305,7 +305,7 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> Measu
 
 
 def _evaluate(
-    federation: Simulation, uploads: UploadSet, files: RunFiles, measured: Sequence[Measured]
+    federation: Simulation, uploads: UploadSet, files: RunFiles, measured: Sequence[CostedFusion]
 ) -> dict[str, FusionResult]:
     """Metrics of the models just written, kept beside them, by fusion."""
     found = {}
