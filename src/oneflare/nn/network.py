@@ -51,6 +51,14 @@ def freeze_prototypes(network: PrototypeNetwork, anchors: Tensor) -> PrototypeNe
     return network
 
 
+def filled(network: PrototypeNetwork, weights: Mapping[str, Tensor], prototypes: Tensor) -> PrototypeNetwork:
+    """The network with these weights of its encoder and these prototypes."""
+    network.encoder.load_state_dict(dict(weights))
+    with torch.no_grad():
+        network.prototypes.copy_(prototypes)
+    return network
+
+
 def initial_network(
     spec: Mapping[str, Any], channels: int, size: int, classes: int, seed: int, dim: int | None = None
 ) -> PrototypeNetwork:

@@ -58,19 +58,8 @@ def train_on_flower(
     gpu: bool,
 ) -> list[ClientSummary]:
     """The whole simulation in one child process: Ray's threads and signal handlers end with it, however it ends."""
-    return run_apart(partial(_simulate, jobs, train, parts, folder, workers, gpu), observer)
-
-
-def _simulate(
-    jobs: Sequence[ClientJob],
-    train: Split,
-    parts: Sequence[np.ndarray[Any, Any]],
-    folder: Path,
-    workers: int,
-    gpu: bool,
-    observer: Observer,
-) -> list[ClientSummary]:
-    return train_simulated(jobs, train, parts, folder, observer=observer, launch=ray_launch(workers, gpu))
+    launch = partial(launch_on_ray, workers, gpu)
+    return run_apart(partial(train_simulated, jobs, train, parts, folder, launch), observer)
 
 
 def train_simulated(
@@ -78,9 +67,8 @@ def train_simulated(
     train: Split,
     parts: Sequence[np.ndarray[Any, Any]],
     folder: Path,
-    *,
-    observer: Observer,
     launch: Launch,
+    observer: Observer,
 ) -> list[ClientSummary]:
     """Train every client on a node of its own; those that are complete are not asked again.
 
@@ -203,22 +191,18 @@ def _read_data(path: Path, client: int, classes: int) -> ClientData:
     return ClientData.of(split, classes)
 
 
-def ray_launch(workers: int, gpu: bool) -> Launch:
+def launch_on_ray(workers: int, gpu: bool, server: ServerApp, client: ClientApp, nodes: int) -> None:
     """Flower's simulation with one processor core per client."""
+    from flwr.simulation import run_simulation
 
-    def launch(server: ServerApp, client: ClientApp, nodes: int) -> None:
-        from flwr.simulation import run_simulation
-
-        with _quiet_logs():
-            _start_ray(workers)
-            try:
-                resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 1.0 if gpu else 0.0}}
-                run_simulation(server, client, nodes, backend_config=resources)
-            except RuntimeError as error:
-                reason = error.__cause__ or error
-                raise RunError(f"Flower's simulation ended early ({reason}); run again to go on") from None
-
-    return launch
+    with _quiet_logs():
+        _start_ray(workers)
+        try:
+            resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 1.0 if gpu else 0.0}}
+            run_simulation(server, client, nodes, backend_config=resources)
+        except RuntimeError as error:
+            reason = error.__cause__ or error
+            raise RunError(f"Flower's simulation ended early ({reason}); run again to go on") from None
 
 
 def _start_ray(workers: int) -> None:
