@@ -68,7 +68,7 @@ def hearing(lines: list[str]) -> Observer:
     return Relay(lambda event, words: lines.append(words[0]) if event in ("note", "warn") else None)
 
 
-def wait_for(condition, seconds: float = 60) -> None:
+def wait_for(condition, seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "timed out"
