@@ -13,7 +13,7 @@ import pytest
 
 from hospitals import typed
 from oneflare.simulation.stages import read_result
-from shared import COMMAND, TINY_WORDS, figures, forked, oneflare, wait_for
+from shared import COMMAND, TINY_WORDS, Forked, figures, forked, oneflare, wait_for
 
 
 def every_command(group=None, words=()):
@@ -285,7 +285,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_killed_in_the_middle_of_a_client_and_started_again(tmp_path, workers, undisturbed):
     words = ["run", *LONG_WORDS, f"workers={workers}"]
-    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = Forked(*words, cwd=tmp_path)
     wait_for(lambda: list(tmp_path.glob("run/clients/*/checkpoint/state.safetensors")))
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -323,21 +323,14 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(tmp_path, number, code):
 
 
 def test_stopped_before_anything_was_saved_it_promises_no_checkpoint(tmp_path):
-    process = subprocess.Popen(
-        [*COMMAND, "run", *TINY_WORDS, "epochs=4000", "train.checkpoint_seconds=600", "--out", "run"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    words = [*TINY_WORDS, "epochs=4000", "train.checkpoint_seconds=600", "--out", "run"]
+    process = Forked("run", *words, cwd=tmp_path)
     try:
         wait_for((tmp_path / "run" / "partition.json").exists)
-        process.send_signal(signal.SIGTERM)
-        _, complaint = process.communicate(timeout=60)
     finally:
-        process.kill()
-        process.wait()
-    assert complaint.splitlines()[-1] == (
+        process.send_signal(signal.SIGTERM)
+        stopped = process.wait()
+    assert stopped.stderr.splitlines()[-1] == (
         "stopped; nothing was saved yet of what was running; the same command begins it again"
     )
 
@@ -367,15 +360,15 @@ def test_an_error_in_the_users_controller_shows_the_users_lines(tmp_path, worker
 
 def test_two_processes_on_one_folder(tmp_path):
     words = ["run", *LONG_WORDS, "epochs=400", "workers=1"]
-    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = Forked(*words, cwd=tmp_path)
     try:
         wait_for(lambda: (tmp_path / "run" / "partition.json").exists())
         second = forked(*words, cwd=tmp_path)
         assert second.returncode == 2
-        assert f"in use by process {process.pid}" in second.stderr
+        assert f"in use by process {first.process.pid}" in second.stderr
     finally:
-        process.kill()
-        process.wait()
+        first.send_signal(signal.SIGKILL)
+        first.wait()
 
 
 @pytest.mark.parametrize(

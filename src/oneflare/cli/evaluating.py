@@ -14,7 +14,7 @@ from oneflare.cli.options import ImageColumn, Json, LabelColumn, PatientColumn
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
     from oneflare.federation.scores import MemberScores
-    from oneflare.federation.scoring import Trial
+    from oneflare.federation.scoring import ModelTest
     from oneflare.metrics import AgainstAlone, Measured, ModelFigures
     from oneflare.upload.signing import SigningKey
 
@@ -87,7 +87,7 @@ def evaluate(
     from oneflare.cli.progress import progress
     from oneflare.data.local import class_table, read_local
     from oneflare.data.tables import Columns
-    from oneflare.federation.scoring import Subject, Trial
+    from oneflare.federation.scoring import ModelTest, Subject
     from oneflare.simulation.features import reader_of
 
     file = found_file(model, fusion)
@@ -99,7 +99,7 @@ def evaluate(
     with progress(enabled=not json, table=False) as watching:
         reader = reader_of(task.image, loaded.device.type, watching)
         local = read_local(data, task.classes, task.image, columns=columns, part="test", reader=reader)
-    trial = Trial(Subject(loaded, file), local.split, own)
+    trial = ModelTest(Subject(loaded, file), local.split, own)
     scores = None if out is None else signer.write(trial, out)
     for note in () if json else local.notes:
         show.note(f"note: {note}")
@@ -120,7 +120,7 @@ class _Signer:
     def __init__(self, charter: Charter | None, member: str | None, key: SigningKey | None) -> None:
         self.charter, self.member, self.key = charter, member, key
 
-    def write(self, trial: Trial, out: Path) -> MemberScores:
+    def write(self, trial: ModelTest, out: Path) -> MemberScores:
         scores = trial.scores(self.charter, self.member)
         scores = scores if self.key is None else scores.signed(self.key)
         scores.write(out)
@@ -158,7 +158,7 @@ def _signer(file: Path, federation: Path | None, name: str | None, sign: Path | 
     return _Signer(charter, member, key)
 
 
-def _as_json(trial: Trial, scores: MemberScores | None) -> dict[str, Any]:
+def _as_json(trial: ModelTest, scores: MemberScores | None) -> dict[str, Any]:
     """The figures under the names that they have had, and all of them with intervals."""
     from oneflare.core.records import record_to_dict
 
@@ -178,7 +178,7 @@ def _as_json(trial: Trial, scores: MemberScores | None) -> dict[str, Any]:
     }
 
 
-def _table(trial: Trial) -> None:
+def _table(trial: ModelTest) -> None:
     from oneflare.cli import show
 
     figures, alone, comparison = trial.figures(), trial.alone(), trial.comparison

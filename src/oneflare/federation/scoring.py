@@ -47,7 +47,7 @@ class Subject:
         return hashlib.sha256(self.file.read_bytes()).hexdigest()
 
 
-class Trial:
+class ModelTest:
     """A test of the federation's model, and of the member's own model on the same images; each is asked once."""
 
     def __init__(self, together: Subject, test: Split, own: Subject | None = None) -> None:
