@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -100,6 +101,14 @@ def test_who_sends_nothing_usable_can_stay_in_with_the_upload_before(federation)
     fused = fuse_federation(federation, uploads=spoil(federation, "east", "north"), rules=Rules(keep=True))
     assert list(fused.content.names) == list(NAMES)
     assert content_of(federation)["model.safetensors"] == before["model.safetensors"]
+
+
+def test_what_is_no_file_is_refused_by_name_and_an_asked_for_number_is_called_so(federation):
+    box = spoil(federation, "east")
+    (box / "east.safetensors").unlink()
+    os.mkfifo(box / "east.safetensors")
+    with pytest.raises(RunError, match=r"3 are needed \(--min-members\).*east\.safetensors\) is refused: .*pipe"):
+        fuse_federation(federation, uploads=box, rules=Rules(min_members=3))
 
 
 def test_the_removed_do_not_count_and_the_first_fusion_wants_all(federation, tmp_path):
