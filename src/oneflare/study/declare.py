@@ -163,7 +163,16 @@ class ArmRow:
 PAPER = ("table1", "figure1", "table2", "figure2", "table3", "figure3", "lambda_sensitivity", "clients")
 
 
-QUESTIONS = ("servers", "sensitivity", "pretrained", "many_classes", "peers")
+QUESTIONS = (
+    "regime",
+    "servers",
+    "sensitivity",
+    "pretrained",
+    "many_classes",
+    "natural",
+    "label_noise",
+    "peers",
+)
 """what reviewers of this line of work ask"""
 
 
