@@ -103,6 +103,16 @@ def test_who_sends_nothing_usable_can_stay_in_with_the_upload_before(federation)
     assert content_of(federation)["model.safetensors"] == before["model.safetensors"]
 
 
+@pytest.mark.parametrize("name", ["state.json", "models/versions.json", "result.json"])
+def test_nobody_is_told_to_delete_what_a_federation_remembers(federation, capsys, name):
+    (federation / name).write_text("{")
+    code, _, err = typed(capsys, "server", "rollback", str(federation))
+    if name == "state.json":
+        code, _, err = typed(capsys, "server", "fuse", str(federation))
+    assert code == 2
+    assert "is not valid JSON; restore it from a copy" in err
+
+
 def test_what_is_no_file_is_refused_by_name_and_an_asked_for_number_is_called_so(federation):
     box = spoil(federation, "east")
     (box / "east.safetensors").unlink()

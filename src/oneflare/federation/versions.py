@@ -65,7 +65,7 @@ class FederationFiles:
         """Who was removed, and how new each member's upload was."""
         if not self.state.exists():
             return UploadHistory()
-        state = read_json(self.state)
+        state = read_json(self.state, "restore it from a copy: it says who was removed")
         try:
             return UploadHistory(dict(state["removed"]), dict(state.get("newest", {})))
         except (KeyError, TypeError, ValueError):
