@@ -207,6 +207,8 @@ def by_rule(figures: ModelFigures) -> str:
     rule = figures.by_rule
     assert rule is not None
     right = "withheld, too few" if rule.accuracy is None else percent(rule.accuracy)
+    if rule.decided == rule.images:
+        return f"accuracy {right}; every image gets a class"
     return (
         f"accuracy {right} of the {rule.decided} images that get a class; {percent(rule.undecided)} of "
         f"{rule.images} images are answered with none of the known classes"

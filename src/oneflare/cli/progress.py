@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from oneflare.cli.manners import is_quiet
 from oneflare.cli.show import MOST_ROWS, client_table, console_for, note
 from oneflare.client.files import ClientSummary
 from oneflare.client.observer import Observer
@@ -138,7 +139,7 @@ class Remarks(Observer):
 
 @contextlib.contextmanager
 def progress(*, enabled: bool, table: bool) -> Iterator[Observer]:
-    if not enabled:
+    if not enabled or is_quiet():
         yield Observer()
         return
     console = console_for(stderr=True)

@@ -33,6 +33,7 @@ from oneflare.federation.result import (
     MemberResult,
     change_since,
 )
+from oneflare.federation.verdict import listed
 from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, keep_version, prepared, upload_files
 from oneflare.federation.vouching import coordinator_key, sign_fusion
 from oneflare.fusion import UploadSet, check_needs, without_faulty
@@ -236,7 +237,7 @@ def _enough(
     ]
     heard = {verdict.member for verdict in intake.verdicts}
     silent = [name for name in dict.fromkeys([*before, *charter.members]) if name not in {*heard, *removed}]
-    reasons += [f"{' and '.join(silent)} sent nothing"] if silent else []
+    reasons += [f"{listed(silent)} sent nothing"] if silent else []
     if not present:
         raise RunError(f"no usable upload, nothing was changed ({'; '.join(reasons)})")
     why = "as many as in the last fusion" if last is not None else "as many as are admitted"

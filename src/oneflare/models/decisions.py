@@ -88,6 +88,8 @@ class Decision:
     def labels(self, answers: Answers) -> Tensor:
         """`(n,)` the class of every image, or `NONE`"""
         best = self.scores(answers.logits).argmax(1)
+        if self.floor is None or answers.familiarity is None:
+            return best  # an exported graph must not hold a mask of the batch size that it was made with
         return torch.where(self.unknown(answers.familiarity, len(best)), NONE, best)
 
     def write(self, path: Path) -> None:
