@@ -1,7 +1,7 @@
 """Make a picture of a page as its reader sees it: `python docs/screenshot.py PAGE.html OUT.png [--size 1020x460]`
 
-`--paper` shows the first sheet as it is printed (A4), `--dark` the dark scheme. Needs playwright and Chromium, which the
-browser tests use too.
+`--paper` shows the first sheet as it is printed (A4), `--dark` the dark scheme. Needs playwright and Chromium, which
+the browser tests use too.
 """
 
 from __future__ import annotations
