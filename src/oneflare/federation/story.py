@@ -13,7 +13,7 @@ from oneflare.core.records import read_record
 from oneflare.errors import OneFlareError
 from oneflare.federation.charter import Charter
 from oneflare.federation.history import History
-from oneflare.federation.log import SHOWN, Entry, Verified
+from oneflare.federation.log import SHOWN, LogEntry, Verified
 from oneflare.federation.result import FederationResult, MemberResult
 from oneflare.federation.scores import MemberScores, PooledScores
 from oneflare.federation.verdict import Verdict, judge, listed, never_trained, quoted
@@ -240,7 +240,7 @@ def _never(content: FederationResult, decision: Decision | None) -> list[str]:
     return lines
 
 
-def _absent(content: FederationResult, entries: Sequence[Entry], places: _Places) -> list[Absent]:
+def _absent(content: FederationResult, entries: Sequence[LogEntry], places: _Places) -> list[Absent]:
     """Who is not in the model and why, and whose upload is suspect. entries: of the log, which knows older reasons"""
     rows = [
         Absent(verdict.who, verdict.status, places.relative(verdict.reason), Path(verdict.file).name)
@@ -260,7 +260,7 @@ def _absent(content: FederationResult, entries: Sequence[Entry], places: _Places
     return sorted(rows, key=lambda row: (order.index(row.status) if row.status in order else len(order), row.who))
 
 
-def _missing(name: str, entries: Sequence[Entry], places: _Places) -> Absent:
+def _missing(name: str, entries: Sequence[LogEntry], places: _Places) -> Absent:
     """A member without a usable upload: what the log says of the last one that it sent, if it sent any."""
     told = [entry.details for entry in entries if entry.event == "refused" and entry.details.get("who") == name]
     if not told:
@@ -281,7 +281,7 @@ class _Places:
     known: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, folder: Path, content: FederationResult, entries: Sequence[Entry]) -> _Places:
+    def of(cls, folder: Path, content: FederationResult, entries: Sequence[LogEntry]) -> _Places:
         files = {verdict.file for verdict in content.verdicts}
         files |= {str(entry.details["file"]) for entry in entries if "file" in entry.details}
         home = folder.resolve()
@@ -295,12 +295,12 @@ class _Places:
         return text
 
 
-def _step(entry: Entry, places: _Places) -> Step:
+def _step(entry: LogEntry, places: _Places) -> Step:
     told = plain(places.relative(_told(entry)), 400)
     return Step(entry.number, entry.at[:19].replace("T", " "), entry.event, told)
 
 
-def _told(entry: Entry) -> str:
+def _told(entry: LogEntry) -> str:
     """What happened, for people who do not read digests."""
     facts, who = entry.details, str(entry.details.get("who", ""))
     if entry.event == "terms":

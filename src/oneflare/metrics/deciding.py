@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from oneflare.metrics.figures import Answers, ModelFigures, RuleFigures, RuleRates
+from oneflare.metrics.figures import ModelFigures, RuleFigures, RuleRates, Truth
 
 
 def with_rule(
@@ -26,7 +26,7 @@ def with_rule(
     Nothing is told of a class that `figures` withholds. Like a specificity, the share of undecided images is one over
     all images of the test; the accuracy is one over the decided images, and is told if these are no small group.
     """
-    test, answered = Answers.of(labels, patients), decided.numpy()
+    test, answered = Truth.of(labels, patients), decided.numpy()
     everything = np.ones(len(answered), dtype=bool)
     some, number = answered >= 0, test.number(answered >= 0)
     classes = []
