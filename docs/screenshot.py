@@ -1,4 +1,4 @@
-"""Make a picture of a page as its reader sees it: `python docs/screenshot.py PAGE.html OUT.png [--size 1020x460]`
+"""Make a picture of a page as its reader sees it: `python docs/screenshot.py PAGE.html OUT.png [--size 1020x530]`
 
 `--paper` shows the first sheet as it is printed (A4), `--dark` the dark scheme. Needs playwright and Chromium, which
 the browser tests use too.
@@ -40,11 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--size", default=None, help="width and height of the window in pixels; default: 1020x460")
+    parser.add_argument("--size", default=None, help="width and height of the window in pixels; default: 1020x530")
     parser.add_argument("--dark", action="store_true", help="in the dark scheme")
     parser.add_argument("--paper", action="store_true", help="as it is printed")
     given = parser.parse_args()
-    size = given.size or (SHEET if given.paper else "1020x460")
+    size = given.size or (SHEET if given.paper else "1020x530")
     taken = Image.open(io.BytesIO(picture(given.page, size, dark=given.dark, paper=given.paper)))
     taken.convert("RGB").quantize(64).save(given.out, optimize=True)
     print(f"{given.out}: {taken.width} x {taken.height}, {given.out.stat().st_size:,} bytes")
