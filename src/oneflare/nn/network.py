@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.core.seeds import global_stream, torch_generator
-from oneflare.nn.encoders import CUSTOM, build_encoder, check_size, feature_dim
+from oneflare.data import ImageSpec
+from oneflare.nn.encoders import check_size, feature_dim
+from oneflare.nn.tuned import encoder_on
 
 
 class PrototypeNetwork(nn.Module):
@@ -54,26 +55,22 @@ def freeze_prototypes(network: PrototypeNetwork, anchors: Tensor) -> PrototypeNe
 
 def initial_network(
     spec: Mapping[str, Any],
-    channels: int,
-    size: int,
+    image: ImageSpec,
     classes: int,
     seed: int,
     custom: nn.Module | None = None,
     dim: int | None = None,
+    weights: str | None = None,
 ) -> PrototypeNetwork:
     """The start that all clients share: weights and P ~ N(0, 1) depend on the seed alone.
 
-    dim: d where it is known; else the encoder is asked.
+    dim: d where it is known; else the encoder is asked. weights: the file of a backbone that is trained in part, where
+    it is not found by name
     """
-    if spec["name"] == CUSTOM:
-        if custom is None:
-            raise ValueError("a custom encoder was promised but not given")
-        encoder = copy.deepcopy(custom)
-    else:
-        with global_stream(seed, "initial weights"):
-            encoder = build_encoder(spec, channels)
+    with global_stream(seed, "initial weights"):
+        encoder = encoder_on(spec, image, custom, weights)
     if dim is None:
-        dim = feature_dim(encoder, channels, size)
+        dim = feature_dim(encoder, image.channels, image.size)
     check_size(f"one prototype for each of {classes} classes", classes * dim, "choose a smaller encoder.dim")
     prototypes = torch.randn(classes, dim, generator=torch_generator(seed, "initial prototypes"))
     return PrototypeNetwork(encoder, prototypes)
