@@ -58,9 +58,11 @@ GIVEN: dict[str, nn.Module] = {}
 def complete(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The spec with every option checked; a name that does not exist is a ConfigError."""
     if spec["name"] == CUSTOM:
-        return dict(spec)
-    kind = spec["name"].partition(":")[0]
-    return {**BACKBONES.complete({**spec, "name": kind}, "backbone"), "name": spec["name"]}
+        whole = dict(spec)
+    else:
+        kind = spec["name"].partition(":")[0]
+        whole = {**BACKBONES.complete({**spec, "name": kind}, "backbone"), "name": spec["name"]}
+    return whole | ({"tune": None} if whole.get("tune") == "none" else {})
 
 
 def pinned(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,9 @@ class _Around(fx.Tracer):
         return not self.name.startswith(module_qualified_name + ".")
 
 
-def cut(network: nn.Module, name: str, what: str) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Trunk and tail before the module `name`; their modules are the network's own, not copies of them."""
+def cut(network: nn.Module, tune: str, what: str) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Trunk and tail as for `cut_name`; their modules are the network's own, not copies of them."""
+    name = cut_name(network, tune, what)
     try:
         graph = _Around(name).trace(network)
     except Exception as error:  # forward functions that follow their numbers cannot be traced, in many ways
