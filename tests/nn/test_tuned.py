@@ -75,7 +75,9 @@ def test_training_moves_the_tail_and_neither_its_statistics_nor_the_trunk(small)
         optimiser.step()
     after = encoder.state_dict()
     statistics = {name for name in after if "running" in name or "tracked" in name}
-    assert statistics == {f"tail.blocks.2.norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert statistics == {
+        f"tail.blocks.2.norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
     still = {name for name in after if torch.equal(after[name], start[name])}
     assert still == statistics
     assert not encoder.tail.training
