@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from oneflare import load_model, run
 from oneflare.client.cohort import supports
+from oneflare.client.loop import build_training
+from oneflare.data.augment import DRAWS
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.features import load_data
@@ -65,11 +67,22 @@ def test_every_kind_of_fusion_works_with_a_block_of_each_client(tmp_path):
     assert {name.split(".")[0] for name in model.network.encoder.state_dict()} == {"tail", "head"}
 
 
-def test_clients_with_a_block_to_train_do_not_train_as_one_batch(tmp_path):
+def test_clients_with_a_block_to_train_train_alone_and_pass_each_image_once(tmp_path):
     settings = {"data": {"name": "digits", "train_size": 20, "test_size": 10, "image_size": 32}, "clients": 2}
-    experiment = resolve({**LITE, **settings, "train.precision": "float32", "workers": 1})
-    job = Simulation.build(experiment, RunFiles(tmp_path), load_data(experiment)).clients.job(0)
-    assert not supports(job)
+    experiment = resolve({**LITE, **settings, "alpha": 100, "train.precision": "float32", "workers": 1})
+    clients = Simulation.build(experiment, RunFiles(tmp_path), load_data(experiment)).clients
+    assert not supports(clients.job(0))
+    training = build_training(clients.job(0), clients.data(0))
+    views, labels = training.views(torch.arange(5), torch.zeros(10, DRAWS))
+    passed: list[int] = []
+    training.network.encoder.tail.register_forward_hook(lambda module, inputs, output: passed.append(len(inputs[0])))
+    once = training._features(views, labels)[0]
+    assert passed == [5]
+    assert torch.allclose(once, training.network.encoder(views), atol=1e-5)
+    (slope,) = torch.autograd.grad(once.square().sum(), [training.network.encoder.head.hidden.weight])
+    twice = training.network.encoder(views).square().sum()
+    (expected,) = torch.autograd.grad(twice, [training.network.encoder.head.hidden.weight])
+    assert torch.allclose(slope, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
