@@ -193,6 +193,17 @@ def test_every_kind_of_fusion_works_over_features(tmp_path):
     assert result.content.encoder["name"] == "mlp"
 
 
+def test_opinions_that_rest_on_the_same_features_are_not_counted_twice(tmp_path):
+    """log p_c + 0.2 log softmax(score)_c, with the scores of `density_ratio` before they are sharpened"""
+    fusions = ["analytic", "density_ratio", "flare_analytic"]
+    result = digits_with(tmp_path, method="flare_analytic", fusions=fusions, epochs=2, train={"snapshots": 0})
+    analytic, ratio, both = (result.model(name) for name in fusions)
+    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scores = ratio.logits(images) / ratio.rule.sharpness
+    expected = analytic.logits(images).log_softmax(1) + 0.2 * scores.log_softmax(1)
+    assert torch.allclose(both.predict_proba(images), expected.softmax(1), atol=1e-4)
+
+
 def test_statistics_of_features_do_not_depend_on_the_split(tmp_path):
     results = [
         digits_with(tmp_path, method="analytic", alpha=alpha, out=tmp_path / f"{alpha}") for alpha in (0.05, 100.0)
