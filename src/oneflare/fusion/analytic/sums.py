@@ -64,8 +64,8 @@ class Analytic(Fusion):
 class FlareAnalytic(Fusion):
     """the analytic posterior, corroborated by every client's network as far as it knows an image
 
-    networks=density: log p_c + t log softmax(score)_c, with the scores of `density_ratio` before they are sharpened. t is
-    1, and 0.2 on a backbone: networks and statistics then see the same features, and what both say is not said twice.
+    networks=density: log p_c + t log softmax(score)_c, with the scores of `density_ratio` before they are sharpened.
+    t is 1, and 0.2 on a backbone: networks and statistics then see the same features, and what both say counts once.
     networks=redistribution: a client moves probability only among the classes it has seen, as far as images that it
     kept back say that it may be trusted (train.holdout).
     """
