@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from test_cutting import Small
 
-from oneflare.data.dataset import BackboneTerms, ImageSpec
+from oneflare.data.dataset import ImageSpec
 from oneflare.errors import ConfigError
 from oneflare.nn import initial_network
-from oneflare.nn.backbones import GIVEN, Frozen, frozen, give, input_spec, pinned
+from oneflare.nn.backbones import Frozen, frozen, give_backbone, input_spec, pinned
 from oneflare.nn.encoders import both_features, own_dim
+from oneflare.nn.given import GIVEN
 from oneflare.nn.tuned import Tuned, encoder_on
 
 LITE = {"name": "efficientnet_lite0", "tune": "last"}
 MLP = {"name": "mlp", "width": 8, "dim": None}
-DIGEST = "7" * 64
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def small():
     module = Small().train()
     for _ in range(3):
         module(torch.randn(8, 3, 20, 20) * 2 + 1)
-    spec = pinned(give(module, DIGEST) | {"tune": "last"})
+    spec = pinned(give_backbone(module) | {"tune": "last"})
     yield module, input_spec(spec, None, 16)
     frozen.cache_clear()
     GIVEN.clear()
@@ -50,15 +52,16 @@ def test_what_a_trunk_gives_is_one_row_of_float16_per_image(small):
 
 
 def test_before_training_the_encoder_is_the_head_on_the_published_features(small):
-    module, image = small
+    _, image = small
     tuned = initial_network(MLP, image, 5, seed=3).eval()
-    plain = initial_network(MLP, input_spec({"name": "custom", "digest": DIGEST, "dim": 4}, None, 16), 5, seed=3).eval()
+    plain = initial_network(
+        MLP, input_spec({"name": "custom", "digest": image.backbone.digest, "dim": 4}, None, 16), 5, seed=3
+    ).eval()
     rows = frozen(image.backbone, "cpu", None)(pictures()).float()
     with torch.no_grad():
-        features = Frozen(BackboneTerms("custom", DIGEST, image.decoded))(pictures())
+        features = Frozen(replace(image.backbone, tune=None))(pictures())
         assert torch.allclose(tuned(rows), plain(features), atol=5e-3)
     assert torch.equal(tuned.prototypes, plain.prototypes)
-    del module
 
 
 def test_training_moves_the_tail_and_neither_its_statistics_nor_the_trunk(small):

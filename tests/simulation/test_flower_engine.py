@@ -45,8 +45,8 @@ def train_here(federation: Simulation, launch=launch_here, observer=None) -> lis
         federation.dataset.train,
         federation.partition.indices,
         federation.files.folder,
-        observer=observer or Observer(),
-        launch=launch,
+        launch,
+        observer or Observer(),
     )
 
 

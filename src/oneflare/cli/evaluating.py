@@ -14,8 +14,8 @@ from oneflare.cli.options import ImageColumn, Json, LabelColumn, PatientColumn
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
     from oneflare.federation.scores import MemberScores
-    from oneflare.federation.scoring import Trial
-    from oneflare.metrics import Comparison, Measured, ModelFigures
+    from oneflare.federation.scoring import ModelTest
+    from oneflare.metrics import AgainstAlone, Measured, ModelFigures
     from oneflare.upload.signing import SigningKey
 
 Charters = Annotated[
@@ -26,36 +26,41 @@ Charters = Annotated[
         help="The charter of the federation that --out is for; default: the one beside the model.",
     ),
 ]
+TestImages = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        "-d",
+        help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
+        "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
+    ),
+]
+Alone = Annotated[
+    Path | None,
+    typer.Option(
+        "--alone", metavar="UPLOAD", help="Also measure your own model on the same images: your upload, or a model."
+    ),
+]
+ScoresFile = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write the scores, which you may send to the coordinator, to this JSON file."),
+]
+ScoresName = Annotated[
+    str | None, typer.Option("--name", help="Your name in the scores; default: the member whose key --sign is.")
+]
+ScoresKey = Annotated[
+    Path | None, typer.Option("--sign", metavar="NAME.KEY", help="Sign the scores with this private key of yours.")
+]
 
 
 def evaluate(
     model: Model,
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            "-d",
-            help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
-            "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
-        ),
-    ],
-    alone: Annotated[
-        Path | None,
-        typer.Option(
-            "--alone", metavar="UPLOAD", help="Also measure your own model on the same images: your upload, or a model."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write the scores, which you may send to the coordinator, to this JSON file."),
-    ] = None,
+    data: TestImages,
+    alone: Alone = None,
+    out: ScoresFile = None,
     federation: Charters = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Your name in the scores; default: the member whose key --sign is.")
-    ] = None,
-    sign: Annotated[
-        Path | None, typer.Option("--sign", metavar="NAME.KEY", help="Sign the scores with this private key of yours.")
-    ] = None,
+    name: ScoresName = None,
+    sign: ScoresKey = None,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     patient_column: PatientColumn = None,
@@ -82,7 +87,7 @@ def evaluate(
     from oneflare.cli.progress import progress
     from oneflare.data.local import class_table, read_local
     from oneflare.data.tables import Columns
-    from oneflare.federation.scoring import Subject, Trial
+    from oneflare.federation.scoring import ModelTest, Subject
     from oneflare.simulation.features import reader_of
 
     file = found_file(model, fusion)
@@ -94,7 +99,7 @@ def evaluate(
     with progress(enabled=not json, table=False) as watching:
         reader = reader_of(task.image, loaded.device.type, watching)
         local = read_local(data, task.classes, task.image, columns=columns, part="test", reader=reader)
-    trial = Trial(Subject(loaded, file), local.split, own)
+    trial = ModelTest(Subject(loaded, file), local.split, own)
     scores = None if out is None else signer.write(trial, out)
     for note in () if json else local.notes:
         show.note(f"note: {note}")
@@ -115,7 +120,7 @@ class _Signer:
     def __init__(self, charter: Charter | None, member: str | None, key: SigningKey | None) -> None:
         self.charter, self.member, self.key = charter, member, key
 
-    def write(self, trial: Trial, out: Path) -> MemberScores:
+    def write(self, trial: ModelTest, out: Path) -> MemberScores:
         scores = trial.scores(self.charter, self.member)
         scores = scores if self.key is None else scores.signed(self.key)
         scores.write(out)
@@ -153,7 +158,7 @@ def _signer(file: Path, federation: Path | None, name: str | None, sign: Path | 
     return _Signer(charter, member, key)
 
 
-def _as_json(trial: Trial, scores: MemberScores | None) -> dict[str, Any]:
+def _as_json(trial: ModelTest, scores: MemberScores | None) -> dict[str, Any]:
     """The figures under the names that they have had, and all of them with intervals."""
     from oneflare.core.records import record_to_dict
 
@@ -173,7 +178,7 @@ def _as_json(trial: Trial, scores: MemberScores | None) -> dict[str, Any]:
     }
 
 
-def _table(trial: Trial) -> None:
+def _table(trial: ModelTest) -> None:
     from oneflare.cli import show
 
     figures, alone, comparison = trial.figures(), trial.alone(), trial.comparison
@@ -195,7 +200,7 @@ def summary(figures: ModelFigures) -> str:
     )
 
 
-def gain(comparison: Comparison) -> str:
+def gain(comparison: AgainstAlone) -> str:
     """What the federation gains, in one line."""
     value = comparison.gain
     if value.low > 0:

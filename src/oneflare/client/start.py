@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
-
 from oneflare.core.config import Experiment
 from oneflare.core.privacy import Privacy
 from oneflare.data import ImageSpec
@@ -32,22 +30,15 @@ HEADER_ROOM = 256
 
 
 def make_contract(
-    terms: Experiment,
-    image: ImageSpec,
-    classes: tuple[str, ...],
-    *,
-    mirror: bool,
-    federation: str,
-    encoder: nn.Module | None = None,
+    terms: Experiment, image: ImageSpec, classes: tuple[str, ...], *, mirror: bool, federation: str
 ) -> Contract:
     """What every upload under these terms must look like.
 
     mirror: whether a mirrored image keeps its label
     federation: the digest that uploads carry, so that one made under other terms is refused
-    encoder: the user's own network, where the terms name none
     """
-    spec = terms.encoder if encoder is not None else encoder_spec(terms.encoder, len(classes))
-    network = initial_network(spec, image, len(classes), terms.seed, encoder, weights=_backbone_file(terms))
+    spec = encoder_spec(terms.encoder, len(classes))
+    network = initial_network(spec, image, len(classes), terms.seed, weights=_backbone_file(terms))
     plan = statistics_plan(terms, image, len(classes), mirror=mirror)
     return Contract.of(
         network,
@@ -66,10 +57,10 @@ def make_contract(
     )
 
 
-def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module | None) -> PrototypeNetwork:
-    """The network that every client of a federation begins with; encoder: where it is the user's own."""
+def shared_start(experiment: Experiment, contract: Contract) -> PrototypeNetwork:
+    """The network that every client of a federation begins with."""
     image, classes, file = contract.image, len(contract.classes), _backbone_file(experiment)
-    network = initial_network(contract.encoder, image, classes, experiment.seed, encoder, contract.dim, file)
+    network = initial_network(contract.encoder, image, classes, experiment.seed, contract.dim, file)
     if experiment.objective.freeze_prototypes:
         anchors = build_anchors(contract.anchors, classes, contract.dim)
         assert anchors is not None

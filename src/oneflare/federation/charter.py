@@ -34,7 +34,7 @@ from oneflare.fusion import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.backbones import input_spec
-from oneflare.nn.encoders import CUSTOM
+from oneflare.nn.given import CUSTOM
 from oneflare.upload import Contract
 from oneflare.upload.encryption import check_box_key
 from oneflare.upload.masking.roster import Roster
@@ -263,7 +263,7 @@ class Charter(Section):
 
     def template(self) -> PrototypeNetwork:
         """The start that all members share, which the server fills."""
-        return shared_start(self.terms, self.contract, None)
+        return shared_start(self.terms, self.contract)
 
     def client(self, member: str) -> int:
         """A member's number: the name of its random streams, the same wherever and whenever it trains."""

@@ -229,14 +229,7 @@ def _enough(
     if len(present) >= max(1, least):
         return
     before: Sequence[str] = () if last is None else last.names
-    reasons = [
-        f"{verdict.who} ({verdict.file}) is {verdict.status}: {verdict.reason}"
-        for verdict in intake.verdicts
-        if verdict.status not in ("in", "superseded")
-    ]
-    heard = {verdict.member for verdict in intake.verdicts}
-    silent = [name for name in dict.fromkeys([*before, *charter.members]) if name not in {*heard, *removed}]
-    reasons += [f"{' and '.join(silent)} sent nothing"] if silent else []
+    reasons = intake.reasons(name for name in dict.fromkeys([*before, *charter.members]) if name not in removed)
     if not present:
         raise RunError(f"no usable upload, nothing was changed ({'; '.join(reasons)})")
     why = "as many as in the last fusion" if last is not None else "as many as are admitted"

@@ -62,7 +62,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One line of the log."""
 
     number: int
@@ -121,7 +121,7 @@ class Position:
 class Verified:
     """A log as it is, and everything that is wrong with it."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
     problems: tuple[str, ...]
     position: Position
 
@@ -156,7 +156,7 @@ class FederationLog:
                 events = [terms, *events]
             for event in events:
                 number += 1
-                blank = Entry(number, at, event.event, _printable(event.details), previous, None, None)
+                blank = LogEntry(number, at, event.event, _printable(event.details), previous, None, None)
                 line = signed(blank, key).line
                 lines.append(line)
                 previous = hashlib.sha256(line).hexdigest()
@@ -174,7 +174,7 @@ class FederationLog:
         keys: the coordinator's public keys in the order in which they counted; a line after one that a later key signed
         is not believed from an earlier key. None at all: nobody signs. others: who says it, where the log was.
         """
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         problems: list[str] = []
         digests: list[str] = []
         previous, left = start_of(self.federation), list(keys)
@@ -207,11 +207,11 @@ def _last_terms(lines: Sequence[bytes]) -> dict[str, Any] | None:
 _DAMAGED = "is damaged: it is not a line of this log"
 
 
-def signed(entry: Entry, key: SigningKey | None) -> Entry:
+def signed(entry: LogEntry, key: SigningKey | None) -> LogEntry:
     if key is None:
         return entry
-    named = Entry(**(asdict(entry) | {"key": key.public}))
-    return Entry(**(asdict(named) | {"signature": key.sign(named.digest, MESSAGE)}))
+    named = LogEntry(**(asdict(entry) | {"key": key.public}))
+    return LogEntry(**(asdict(named) | {"signature": key.sign(named.digest, MESSAGE)}))
 
 
 def _printable(details: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,10 +226,10 @@ def _printable(details: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parsed(line: bytes) -> Entry | None:
+def _parsed(line: bytes) -> LogEntry | None:
     try:
         content = strict_json(line)
-        entry = Entry(**content)
+        entry = LogEntry(**content)
     except (ValueError, TypeError):
         return None
     fits = isinstance(entry.number, int) and isinstance(entry.details, dict) and entry.event in EVENTS
@@ -237,7 +237,7 @@ def _parsed(line: bytes) -> Entry | None:
     return entry if fits and entry.line == line else None
 
 
-def _broken(entry: Entry, number: int, previous: str, keys: Sequence[str]) -> Iterator[str]:
+def _broken(entry: LogEntry, number: int, previous: str, keys: Sequence[str]) -> Iterator[str]:
     """Everything that is wrong with a line in its place. keys: that may have signed it"""
     if entry.number != number:
         yield f"has the number {entry.number}: lines are missing, were added or change places here"

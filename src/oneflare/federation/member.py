@@ -40,7 +40,7 @@ from oneflare.federation.identity import in_future, now
 from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
 from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.nn.hardware import choose_device, one_thread
-from oneflare.simulation.features import Features, Rehearsal, reader_of
+from oneflare.simulation.features import FeatureReader, Rehearsal, reader_of
 from oneflare.upload import read_manifest, seal_upload
 from oneflare.upload.encryption import SUFFIX, encrypt
 from oneflare.upload.masking.fixed_point import FIXED, vector_size
@@ -88,7 +88,7 @@ def member_data(
 
 def charter_reader(charter: Charter, observer: Observer | None = None, *, rehearse: bool = False) -> Reader:
     """How images are read under the charter; to rehearse: images are checked, and features only timed."""
-    kind = Rehearsal if rehearse else Features
+    kind = Rehearsal if rehearse else FeatureReader
     return reader_of(charter.inputs, choose_device(charter.terms.train.device).type, observer, kind)
 
 

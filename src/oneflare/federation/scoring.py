@@ -26,7 +26,7 @@ from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import MESSAGE, SMALLEST_GROUP, MemberScores, read_scores
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import coordinator_key
-from oneflare.metrics.figures import Comparison, ModelFigures, compared, figures_of
+from oneflare.metrics.figures import AgainstAlone, ModelFigures, compared, figures_of
 from oneflare.metrics.thresholds import kept_shares
 from oneflare.models import GlobalModel
 from oneflare.upload.signing import check_name
@@ -47,7 +47,7 @@ class Subject:
         return hashlib.sha256(self.file.read_bytes()).hexdigest()
 
 
-class Trial:
+class ModelTest:
     """A test of the federation's model, and of the member's own model on the same images; each is asked once."""
 
     def __init__(self, together: Subject, test: Split, own: Subject | None = None) -> None:
@@ -73,7 +73,7 @@ class Trial:
         return None if self._alone is None else self._figures(self._alone, smallest_group)
 
     @property
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> AgainstAlone | None:
         if self._alone is None:
             return None
         return compared(self._together, self._alone, self.test.labels, self.test.patients)

@@ -12,7 +12,7 @@ from oneflare.core.records import read_record
 from oneflare.errors import OneFlareError
 from oneflare.federation.charter import Charter
 from oneflare.federation.history import History
-from oneflare.federation.log import SHOWN, Entry, Verified
+from oneflare.federation.log import SHOWN, LogEntry, Verified
 from oneflare.federation.result import FederationResult, MemberResult
 from oneflare.federation.scores import MemberScores, PooledScores
 from oneflare.federation.verdict import Verdict, judge, listed, never_trained, quoted
@@ -225,7 +225,7 @@ def _never(content: FederationResult, decision: Decision | None) -> list[str]:
     return lines
 
 
-def _absent(content: FederationResult, entries: Sequence[Entry]) -> list[Absent]:
+def _absent(content: FederationResult, entries: Sequence[LogEntry]) -> list[Absent]:
     """Who is not in the model and why, and whose upload is suspect. entries: of the log, which knows older reasons"""
     rows = [
         Absent(verdict.who, verdict.status, verdict.reason, Path(verdict.file).name)
@@ -245,7 +245,7 @@ def _absent(content: FederationResult, entries: Sequence[Entry]) -> list[Absent]
     return sorted(rows, key=lambda row: (order.index(row.status) if row.status in order else len(order), row.who))
 
 
-def _missing(name: str, entries: Sequence[Entry]) -> Absent:
+def _missing(name: str, entries: Sequence[LogEntry]) -> Absent:
     """A member without a usable upload: what the log says of the last one that it sent, if it sent any."""
     told = [entry.details for entry in entries if entry.event == "refused" and entry.details.get("who") == name]
     if not told:
@@ -256,11 +256,11 @@ def _missing(name: str, entries: Sequence[Entry]) -> Absent:
     return Absent(name, status, plain(why, 400), Path(str(told[-1].get("file", ""))).name)
 
 
-def _step(entry: Entry) -> Step:
+def _step(entry: LogEntry) -> Step:
     return Step(entry.number, entry.at[:19].replace("T", " "), entry.event, plain(_told(entry), 400))
 
 
-def _told(entry: Entry) -> str:
+def _told(entry: LogEntry) -> str:
     """What happened, for people who do not read digests."""
     facts, who = entry.details, str(entry.details.get("who", ""))
     if entry.event == "terms":

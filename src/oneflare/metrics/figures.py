@@ -108,7 +108,7 @@ class ModelFigures:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AgainstAlone:
     """Two models on the same images: the federation's against the member's own."""
 
     better: int
@@ -124,8 +124,8 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a test needs of its images."""
+class Truth:
+    """The true classes of the images of a test, and whose images they are."""
 
     labels: Array
     """`(n,)` numbers of the true classes"""
@@ -133,7 +133,7 @@ class Answers:
     """`(n,)` whose image it is; None where that is not known"""
 
     @classmethod
-    def of(cls, labels: Tensor, patients: Tensor | None) -> Answers:
+    def of(cls, labels: Tensor, patients: Tensor | None) -> Truth:
         return cls(labels.numpy(), None if patients is None else patients.numpy())
 
     def number(self, rows: Array) -> int:
@@ -148,7 +148,7 @@ def figures_of(
 
     smallest_group: figures of fewer images, or patients where they are known, are withheld; 1 withholds nothing.
     """
-    test = Answers.of(labels, patients)
+    test = Truth.of(labels, patients)
     _enough(test, smallest_group)
     probabilities = logits.double().softmax(1)
     shares, ranks, predicted = probabilities.numpy(), _odds(logits.double()).numpy(), logits.argmax(1).numpy()
@@ -181,22 +181,22 @@ def figures_of(
     )
 
 
-def compared(together: Tensor, alone: Tensor, labels: Tensor, patients: Tensor | None = None) -> Comparison:
+def compared(together: Tensor, alone: Tensor, labels: Tensor, patients: Tensor | None = None) -> AgainstAlone:
     """The federation's model against the member's own on the same images, from the logits of both `(n, C)`."""
     right, before = (one.argmax(1) == labels for one in (together, alone))
     better, worse = int((right & ~before).sum()), int((before & ~right).sum())
     number = len(labels) if patients is None else len(patients.unique())
-    return Comparison(better, worse, paired_gain(better, worse, len(labels), number))
+    return AgainstAlone(better, worse, paired_gain(better, worse, len(labels), number))
 
 
-def _enough(test: Answers, limit: int) -> None:
+def _enough(test: Truth, limit: int) -> None:
     number = test.number(np.ones(len(test.labels), dtype=bool))
     if number < max(limit, 1):
         what = "test images" if test.patients is None else "patients in the test"
         raise DataError(f"{number} {what} are fewer than the smallest group that may be told of ({limit}); add images")
 
 
-def _confusion(test: Answers, predicted: Array, number: int) -> tuple[Array, Array]:
+def _confusion(test: Truth, predicted: Array, number: int) -> tuple[Array, Array]:
     """`(C, C)` in images, and `(C, C + 1)` in patients (or images) with the whole class in the last column."""
     counts = np.zeros((number, number), dtype=np.int64)
     np.add.at(counts, (test.labels, predicted), 1)
@@ -210,7 +210,7 @@ def _confusion(test: Answers, predicted: Array, number: int) -> tuple[Array, Arr
     return counts, sizes
 
 
-def _share(test: Answers, hit: Array, rows: Array) -> Measured:
+def _share(test: Truth, hit: Array, rows: Array) -> Measured:
     """The share of `rows` in which `hit` holds, both `(n,)`."""
     return wilson(float(hit[rows].mean()), test.number(rows))
 
@@ -234,7 +234,7 @@ def _odds(logits: Tensor) -> Tensor:
     return logits - torch.stack(others, 1)
 
 
-def _class(name: str, test: Answers, own: Array, said: _Answered) -> ClassFigures:
+def _class(name: str, test: Truth, own: Array, said: _Answered) -> ClassFigures:
     others = ~own
     support, positives = int(own.sum()), test.number(own)
     specificity = area = precision = None

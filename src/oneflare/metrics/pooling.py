@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from oneflare.metrics.classification import BINS, Bin
-from oneflare.metrics.figures import ClassFigures, Comparison, ModelFigures, ThresholdRates, join
+from oneflare.metrics.figures import AgainstAlone, ClassFigures, ModelFigures, ThresholdRates, join
 from oneflare.metrics.intervals import Measured, mean_of, paired_gain, rank_interval, wilson
 
 
@@ -58,11 +58,11 @@ def untold(members: Sequence[ModelFigures]) -> tuple[tuple[int, ...], ...] | Non
     return tuple(tuple(sum(table[row][column] is None for table in tables) for column in size) for row in size)
 
 
-def pool_comparisons(parts: Sequence[tuple[Comparison, ModelFigures]]) -> Comparison:
+def pool_comparisons(parts: Sequence[tuple[AgainstAlone, ModelFigures]]) -> AgainstAlone:
     """What the federation gains over all members that compared; each member's own model answers its own images."""
     better, worse = sum(one.better for one, _ in parts), sum(one.worse for one, _ in parts)
     images, number = sum(test.images for _, test in parts), sum(_number(test) for _, test in parts)
-    return Comparison(better, worse, paired_gain(better, worse, images, number))
+    return AgainstAlone(better, worse, paired_gain(better, worse, images, number))
 
 
 def _number(member: ModelFigures) -> int:

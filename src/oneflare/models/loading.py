@@ -13,7 +13,7 @@ from oneflare.models.base import KINDS, GlobalModel, Task
 from oneflare.models.checking import FUSE_AGAIN, read_model_file, rehearse
 from oneflare.models.decisions import decision_path, read_decision
 from oneflare.nn.backbones import frozen
-from oneflare.nn.encoders import CUSTOM
+from oneflare.nn.given import CUSTOM, give
 from oneflare.nn.tuned import encoder_on
 
 
@@ -41,7 +41,7 @@ def load_model(
             if encoder is None and task.encoder["name"] == CUSTOM:
                 raise RunError(f"{path} uses your own encoder; pass it: load_model(path, encoder=module)")
             try:
-                return encoder_on(task.encoder, task.image, encoder)
+                return encoder_on(task.encoder if encoder is None else give(encoder), task.image)
             except ConfigError as error:
                 raise RunError(f"{path}: {error}; if it is your own, name its module: --plugin MODULE") from None
 

@@ -53,12 +53,19 @@ def freeze_prototypes(network: PrototypeNetwork, anchors: Tensor) -> PrototypeNe
     return network
 
 
+def filled(network: PrototypeNetwork, weights: Mapping[str, Tensor], prototypes: Tensor) -> PrototypeNetwork:
+    """The network with these weights of its encoder and these prototypes."""
+    network.encoder.load_state_dict(dict(weights))
+    with torch.no_grad():
+        network.prototypes.copy_(prototypes)
+    return network
+
+
 def initial_network(
     spec: Mapping[str, Any],
     image: ImageSpec,
     classes: int,
     seed: int,
-    custom: nn.Module | None = None,
     dim: int | None = None,
     weights: str | None = None,
 ) -> PrototypeNetwork:
@@ -68,7 +75,7 @@ def initial_network(
     it is not found by name
     """
     with global_stream(seed, "initial weights"):
-        encoder = encoder_on(spec, image, custom, weights)
+        encoder = encoder_on(spec, image, weights)
     if dim is None:
         dim = feature_dim(encoder, image.channels, image.size)
     check_size(f"one prototype for each of {classes} classes", classes * dim, "choose a smaller encoder.dim")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from oneflare.data import ImageSpec
 from oneflare.nn.backbones import Trunk, frozen
-from oneflare.nn.encoders import CUSTOM, Projecting, build_encoder
+from oneflare.nn.encoders import Projecting, build_encoder
 
 
 class Tuned(Projecting):
@@ -44,23 +44,17 @@ class Tuned(Projecting):
         return self
 
 
-def encoder_on(
-    spec: Mapping[str, Any], image: ImageSpec, own: nn.Module | None = None, weights: str | None = None
-) -> nn.Module:
+def encoder_on(spec: Mapping[str, Any], image: ImageSpec, weights: str | None = None) -> nn.Module:
     """The encoder that `spec` names for what `image` says it is fed, with fresh weights, and behind the backbone's tail
     where that is trained.
 
-    own: a module of the user, of which a copy is used instead. weights: the backbone's file, where it is not found by
-    name
+    weights: the backbone's file, where it is not found by name
     """
     terms = image.backbone
-    cut = None if terms is None or terms.tune is None else frozen(terms, "cpu", weights)
-    if own is None and spec["name"] == CUSTOM:
-        raise ValueError("a custom encoder was promised but not given")
-    features = image.channels if cut is None else cut.features
-    head = build_encoder(spec, features) if own is None else copy.deepcopy(own)
-    if cut is None:
-        return head
+    if terms is None or terms.tune is None:
+        return build_encoder(spec, image.channels)
+    cut = frozen(terms, "cpu", weights)
     assert isinstance(cut.network, Trunk)
     assert cut.tail is not None
-    return Tuned(copy.deepcopy(cut.tail).requires_grad_(True), cut.network.shape, head)
+    tail = copy.deepcopy(cut.tail).requires_grad_(True)
+    return Tuned(tail, cut.network.shape, build_encoder(spec, cut.features))

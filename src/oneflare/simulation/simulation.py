@@ -10,15 +10,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from oneflare._version import __version__
 from oneflare.client.files import ClientSummary, snapshot_epochs
 from oneflare.client.observer import Observer
 from oneflare.client.start import make_contract
 from oneflare.core.config import Experiment
-from oneflare.data import Dataset, split_clients
+from oneflare.data import Dataset, Partition, split_clients
 from oneflare.data.partition import partition_of
+from oneflare.data.wrong_labels import with_wrong_labels
+from oneflare.errors import ConfigError
 from oneflare.fusion import UploadSet, Workspace, build_fusion, without_faulty
 from oneflare.metrics import TimedFusion, evaluate, fuse_timed
 from oneflare.nn import ANCHORS
@@ -40,28 +42,40 @@ from oneflare.simulation.training import train_clients, workers_for
 from oneflare.upload import Upload, read_upload
 
 
+def _partition(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Who owns what: as the data say, or as the experiment divides them."""
+    labels, classes, split = dataset.train.labels.numpy(), len(dataset.classes), experiment.partition
+    if dataset.owners is None:
+        return split_clients(labels, classes, split, experiment.seed)
+    if (split.kind, split.clients) != ("given", len(dataset.owners)):
+        raise ConfigError(
+            f"the images of data={dataset.name} come with their owners; set partition.kind=given "
+            f"clients={len(dataset.owners)}"
+        )
+    return partition_of("given", dataset.owners, labels, classes)
+
+
 class Simulation(Setup):
     """All steps of one experiment: train, collect, fuse and measure."""
 
     @classmethod
-    def build(
-        cls, experiment: Experiment, files: RunFiles, dataset: Dataset, encoder: nn.Module | None = None
-    ) -> Simulation:
+    def build(cls, experiment: Experiment, files: RunFiles, dataset: Dataset) -> Simulation:
         """Divide the data among clients, unless they have owners already, and agree on the contract."""
-        labels, classes = dataset.train.labels.numpy(), len(dataset.classes)
-        if dataset.owners is not None:
-            partition = partition_of("given", dataset.owners, labels, classes)
-        else:
-            partition = split_clients(labels, classes, experiment.partition, experiment.seed)
+        partition = _partition(experiment, dataset)
+        split = experiment.partition
+        if split.label_noise is not None:
+            noisy = split.noisy_clients or 1
+            dataset = with_wrong_labels(dataset, partition.indices, split.label_noise, noisy, experiment.seed)
+            labels = dataset.train.labels.numpy()
+            partition = partition_of(partition.kind, partition.indices, labels, len(dataset.classes))
         contract = make_contract(
             experiment,
             dataset.image,
             dataset.classes,
             mirror=dataset.flip,
             federation=experiment.training_digest(),
-            encoder=encoder,
         )
-        return cls(experiment, files, dataset, partition, contract, encoder)
+        return cls(experiment, files, dataset, partition, contract)
 
     @cached_property
     def clients(self) -> Clients:
