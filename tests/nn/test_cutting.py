@@ -105,6 +105,11 @@ def test_networks_without_such_a_cut_are_refused_in_one_line(network, tune, mess
     assert "\n" not in str(error.value)
 
 
+def test_a_network_without_weights_is_answered_with_those_that_can_be_trained():
+    with pytest.raises(ConfigError, match=r"no weights that could be trained; leave it frozen, or take efficientnet_l"):
+        cut_name(nn.Flatten(), "last", "onnx:net.onnx")
+
+
 def test_a_network_without_blocks_is_answered_with_names():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten())
     with pytest.raises(ConfigError, match=r"no list of blocks; name the module .* such as 0, 2"):

@@ -17,12 +17,15 @@ from oneflare.errors import ConfigError, did_you_mean
 LAST = "last"
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
+TUNABLE = "leave it frozen, or take efficientnet_lite0, a network of torchvision or timm, or your own nn.Module"
 SHOWN = 6
 """names of modules that an error lists"""
 
 
 def cut_name(network: nn.Module, tune: str, what: str) -> str:
     """The name of the module that a tail begins with. tune: that name, or `last`; what: the network, for errors"""
+    if next(network.parameters(), None) is None:
+        raise ConfigError(f"backbone.tune: {what} has no weights that could be trained; {TUNABLE}")
     if tune != LAST:
         names = [name for name, _ in network.named_modules() if name]
         if tune not in names:
@@ -68,7 +71,7 @@ def cut(network: nn.Module, tune: str, what: str) -> tuple[fx.GraphModule, fx.Gr
         graph = _Around(name).trace(network)
     except Exception as error:  # forward functions that follow their numbers cannot be traced, in many ways
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"backbone.tune: {what} cannot be cut at {name} ({reason}); leave it frozen") from None
+        raise ConfigError(f"backbone.tune: {what} cannot be cut at {name} ({reason}); {TUNABLE}") from None
     calls = [node for node in graph.nodes if node.op == "call_module" and node.target == name]
     if len(calls) != 1 or len(calls[0].all_input_nodes) != 1:
         raise ConfigError(f"backbone.tune: {what} does not call {name} once with one input; choose another module")
