@@ -42,8 +42,12 @@ ROWS = [
         for seed in SEEDS
         for copies in ("none", "mirror")
     ),
-    *(["method=flare", "data.train_size=2000", f"alpha={alpha}", *FUSED] for alpha in (0.05, 0.5)),
-    *(["method=flare", "data.train_size=2000", f"alpha={alpha}", *FUSED, *TUNED] for alpha in (0.05, 0.5)),
+    *(
+        ["method=flare", "data.train_size=2000", f"alpha={alpha}", *FUSED, *block, *split]
+        for split in ([], ["seed=1"])
+        for block in ([], TUNED)
+        for alpha in (0.05, 0.5)
+    ),
 ]
 """sums of features do not depend on the split, so methods that need nothing else are measured once"""
 
