@@ -55,7 +55,7 @@ def test_a_module_of_the_user_adds_encoder_fusion_and_method(tmp_path):
     assert listed.returncode == 0, listed.stderr
     assert "own" in [method["name"] for method in json.loads(listed.stdout)]
     words = ("run", "method=own", "epochs=1", "clients=2", "workers=2", "--json", "--quiet", "--out", "run")
-    ran = oneflare("--plugin", "parts", *words, cwd=tmp_path)
+    ran = forked("--plugin", "parts", *words, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     content = json.loads(ran.stdout)
     assert content["headline"] == "mine"

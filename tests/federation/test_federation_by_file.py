@@ -192,6 +192,22 @@ def test_removing_a_stranger_is_answered_with_a_suggestion(hospitals, federation
     assert "did you mean 'north'" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "twice"),
+    [
+        (["epochs=1", "epochs=2"], "train.epochs is given twice, the second time by 'epochs=2'"),
+        (["epochs=1", "train.epochs=2"], "train.epochs is given twice"),
+        (["--member", "north", "--member", "north"], "--member north is given twice"),
+        (["--pixels", "bits=12", "--pixels", "bits=8"], "bits is given twice"),
+    ],
+)
+def test_terms_that_are_given_twice_are_refused(words, twice, tmp_path, capsys):
+    code, _, error = typed(capsys, "server", "init", str(tmp_path / "fed"), "--classes", "a,b", *words)
+    assert code == 2
+    assert twice in error
+    assert not (tmp_path / "fed").exists()
+
+
 def test_init_does_not_overwrite_and_admit_keeps_the_fingerprint(hospitals, federation, tmp_path, capsys):
     code, _, err = typed(capsys, "server", "init", str(federation), "--classes", "a,b")
     assert code == 2

@@ -109,6 +109,7 @@ def _another(federation: Path) -> Path:
         (["--sensitivity", "elephant=0.9"], "no class 'elephant'"),
         (["--sensitivity", "3"], "CLASS=SHARE"),
         (["--sensitivity", "3=1.5"], "no share of images"),
+        (["--sensitivity", "3=0.5", "--sensitivity", "3=0.9"], "--sensitivity 3 is given twice"),
         (["--sensitivity", "3=0.9", "--specificity", "3=0.9"], "one of both"),
         (["--keep", "0"], "no share of images"),
         (["--remove", "--keep", "0.9"], "leave out the other options"),

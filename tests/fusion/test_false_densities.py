@@ -18,7 +18,7 @@ from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.lies import LIES, rewritten
 from oneflare.upload import EVIDENCE, read_upload
-from oneflare.upload.evidence import DENSITY
+from oneflare.upload.evidence import DENSITY, WITHIN
 
 LOUD = ("far_background", "wide_background", "wide_classes")
 
@@ -65,6 +65,21 @@ def test_whoever_lies_about_densities_is_named_and_left_out(federation, tmp_path
     assert word in found[client]
     fused = build_fusion({"name": "density_ratio"}).fuse(uploads)
     assert [(one.client, one.treatment) for one in fused.suspects] == [(client, "left out")]
+
+
+@pytest.mark.parametrize("times", [1e3, 1e6])
+def test_whoever_denies_its_classes_by_wide_densities_is_named(federation, tmp_path, times):
+    """So wide that they lose everywhere: a class that others hold too is then denied by whoever has most of it."""
+    honest = federation.uploads[1]
+    path = rewritten(honest, tmp_path / "wide.safetensors", lambda tensors: tensors[EVIDENCE + WITHIN].mul_(times))
+    sent = read_upload(path, federation.contract)
+    uploads = dataclasses.replace(
+        federation, uploads=tuple(sent if upload is honest else upload for upload in federation.uploads)
+    )
+    found = false_densities(uploads, probe_features(uploads))
+    assert list(found) == [honest.client]
+    fused = build_fusion({"name": "density_ratio"}).fuse(uploads)
+    assert [(one.client, one.treatment) for one in fused.suspects] == [(honest.client, "left out")]
 
 
 def test_lies_about_densities_need_densities():

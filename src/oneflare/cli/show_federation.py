@@ -60,7 +60,7 @@ def list_damaged(problems: Sequence[Damaged | Problem], found: Inventory | None 
     if found is not None:
         line(found.words())
     for row in problems:
-        line(f"{row.name}: {row.reason}")
+        line(plain(f"{row.name}: {row.reason}"))
 
 
 class MemberLines(Observer):

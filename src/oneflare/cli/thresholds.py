@@ -108,9 +108,11 @@ def _shares(option: str, words: Sequence[str]) -> dict[str, float]:
     """CLASS=SHARE; a class's name may itself hold a sign of equality."""
     from oneflare.errors import ConfigError
 
-    shares = {}
+    shares: dict[str, float] = {}
     for word in words:
         name, _, share = word.rpartition("=")
+        if name in shares:
+            raise ConfigError(f"{option} {name} is given twice; remove one of the two")
         try:
             shares[name] = float(share if name else "")
         except ValueError:

@@ -36,6 +36,7 @@ def scores(
 
     from oneflare.cli import show
     from oneflare.cli.progress import Remarks
+    from oneflare.core.plain import plain
     from oneflare.errors import RunError
     from oneflare.federation.publishing import publish
     from oneflare.federation.scoring import collect_scores
@@ -51,7 +52,7 @@ def scores(
     else:
         for one in collected.verdicts:
             if one.status != "refused" and not quiet:
-                show.line(f"{one.file}: {one.member}{f' ({one.reason})' if one.reason else ''}")
+                show.line(plain(f"{one.file}: {one.member}{f' ({one.reason})' if one.reason else ''}"))
             elif one.status == "refused":
                 show.note(f"warning: {one.file} is refused: {one.reason}")
         if told is not None and not quiet:

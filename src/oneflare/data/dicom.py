@@ -229,7 +229,8 @@ def _rescaled(pixels: Array, find: Callable[[str], Any]) -> tuple[Array, bool]:
         return values, False
     if slope == 0:
         raise Refusal("its rescale slope is 0, so every value would be the same")
-    return values * slope + intercept, True
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused afterwards, with the file's name
+        return values * slope + intercept, True
 
 
 def _looked_up(values: Array, item: Header) -> tuple[Array, int]:

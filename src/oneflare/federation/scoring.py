@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from oneflare.errors import ConfigError, OneFlareError, RunError, UploadError
 from oneflare.federation.charter import Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused, release
 from oneflare.federation.history import History
-from oneflare.federation.identity import Signature, check_signature, in_future, now
+from oneflare.federation.identity import Signature, check_signature, dated, now
 from oneflare.federation.log import Event
 from oneflare.federation.recording import score_events, write_down
 from oneflare.federation.result import FederationResult
@@ -224,24 +224,9 @@ class _Desk:
                 raise UploadError(f"{path}: is about the same test images as the scores of {name}; each uses its own")
 
     def _check_age(self, path: Path, scores: MemberScores, before: MemberScores | None) -> None:
-        moment = _moment(path, scores.created)
-        if in_future(moment):
-            raise UploadError(
-                f"{path}: is dated {moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC, in the future; {scores.member} must "
-                "set its clock and evaluate again"
-            )
+        moment = dated(path, scores.created, "evaluate again")
         if before is not None and moment <= datetime.fromisoformat(before.created):
             raise UploadError(
                 f"{path}: is older than the scores of {scores.member} that are in the result (made "
                 f"{before.created[:16].replace('T', ' ')} UTC); {scores.member} evaluates again to replace them"
             )
-
-
-def _moment(path: Path, created: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(created)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise UploadError(f"{path}: does not say when it was made; evaluate again")
-    return moment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,11 @@ def give(module: nn.Module) -> dict[str, Any]:
     digest = digest_of([str(module), state])
     GIVEN[digest] = module
     return {"name": CUSTOM, "kind": type(module).__qualname__, "digest": digest}
+
+
+def take_over(modules: Mapping[str, nn.Module]) -> None:
+    """Let this process know what was given to the one that started it."""
+    GIVEN.update(modules)
 
 
 def given(part: str, digest: str | None) -> nn.Module:

@@ -24,7 +24,7 @@ from oneflare.client.observer import Observer, Relay, tell
 from oneflare.core.frames import keep_lines, move_lines
 from oneflare.core.plugins import load_plugins
 from oneflare.errors import OneFlareError, RunError
-from oneflare.nn.given import GIVEN
+from oneflare.nn.given import GIVEN, take_over
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -187,7 +187,7 @@ def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any], m
     import torch
 
     load_plugins()  # a spawned worker starts without the user's parts and the user's networks
-    GIVEN.update(modules)
+    take_over(modules)
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
     observer = Relay(lambda event, arguments: connection.send(("event", (event, arguments))))

@@ -33,7 +33,7 @@ from oneflare.client.training import train_client
 from oneflare.core.files import write_bytes, write_json
 from oneflare.data import ClientData, Split
 from oneflare.errors import RunError, UploadError
-from oneflare.nn.given import GIVEN
+from oneflare.nn.given import GIVEN, take_over
 from oneflare.simulation.engines.flower.gather import Terms, gather
 from oneflare.simulation.engines.flower.records import answer, question, read_answer, read_question
 from oneflare.simulation.engines.local import run_apart
@@ -156,7 +156,7 @@ def node_app(jobs: Sequence[ClientJob]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         del context
-        GIVEN.update(modules)  # a worker of Ray starts without the user's own networks
+        take_over(modules)  # a worker of Ray starts without the user's own networks
         job = by_client[int(read_question(message.content)["client"])]
         data = _read_data(job.folder.parent / DATA, job.client, len(job.contract.classes))
         summary = train_client(job, data)
