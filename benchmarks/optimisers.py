@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from oneflare.core.files import write_json
+from oneflare.data import ImageSpec
 from oneflare.nn import initial_network
 from oneflare.nn.hardware import one_thread
 from oneflare.nn.optimisers import SGD, StepSettings
@@ -40,7 +41,7 @@ def steps_of(spec: dict[str, Any]) -> dict[str, Callable[[], None]]:
     """One step of each optimiser, each on a network of its own, with the same gradients."""
 
     def parameters() -> list[torch.Tensor]:
-        return list(initial_network(spec, 1, 8, 10, seed=0).parameters())
+        return list(initial_network(spec, ImageSpec.default(1, 8), 10, seed=0).parameters())
 
     gradients = [torch.randn_like(p) for p in parameters()]
 

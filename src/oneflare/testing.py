@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from oneflare.core.config import DataConfig
-from oneflare.data import Dataset, load
+from oneflare.data import Dataset, ImageSpec, load
 from oneflare.data.sources import SOURCES
 from oneflare.fusion import (
     FUSIONS,
@@ -108,7 +108,7 @@ def check_encoder(
 
 
 def _same_start(name: str, spec: dict[str, Any], channels: int, size: int) -> None:
-    one, other = (initial_network(spec, channels, size, 10, seed=3).state_dict() for _ in range(2))
+    one, other = (initial_network(spec, ImageSpec.default(channels, size), 10, seed=3).state_dict() for _ in range(2))
     for key, tensor in one.items():
         _require(torch.equal(tensor, other[key]), f"{name}: {key} differs between two starts with one seed")
 

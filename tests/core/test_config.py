@@ -178,7 +178,7 @@ def read_and_build(path: Path) -> None:
     """What a run does with a file of settings before it touches any image."""
     experiment = resolve(read_yaml(path))
     image = ImageSpec.default(3, 32)
-    initial_network(encoder_spec(experiment.encoder, 10), image.channels, image.size, 10, 0)
+    initial_network(encoder_spec(experiment.encoder, 10), image, 10, 0)
     statistics_plan(experiment, image, 10, mirror=False)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from oneflare.data import ImageSpec
 from oneflare.errors import ConfigError
 from oneflare.nn import (
     ENCODERS,
@@ -161,21 +162,27 @@ def test_all_clients_start_alike_and_global_randomness_is_untouched():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    one = initial_network({"name": "conv4"}, 1, 8, 10, seed=1)
+    one = initial_network({"name": "conv4"}, ImageSpec.default(1, 8), 10, seed=1)
     assert torch.equal(torch.rand(3), expected)
-    two = initial_network({"name": "conv4"}, 1, 8, 10, seed=1)
+    two = initial_network({"name": "conv4"}, ImageSpec.default(1, 8), 10, seed=1)
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(a, b)
-    other = initial_network({"name": "conv4"}, 1, 8, 10, seed=2)
+    other = initial_network({"name": "conv4"}, ImageSpec.default(1, 8), 10, seed=2)
     assert not torch.equal(one.prototypes, other.prototypes)
-    assert abs(float(initial_network({"name": "resnet8"}, 1, 8, 200, seed=1).prototypes.detach().std()) - 1) < 0.02
+    assert (
+        abs(
+            float(initial_network({"name": "resnet8"}, ImageSpec.default(1, 8), 200, seed=1).prototypes.detach().std())
+            - 1
+        )
+        < 0.02
+    )
 
 
 def test_threads_do_not_disturb_each_others_start():
     """torch's global generator is one for all threads."""
 
     def start(seed: int) -> dict[str, torch.Tensor]:
-        return initial_network({"name": "resnet8", "width": 16}, 3, 16, 10, seed).state_dict()
+        return initial_network({"name": "resnet8", "width": 16}, ImageSpec.default(3, 16), 10, seed).state_dict()
 
     alone = [start(seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -186,7 +193,7 @@ def test_threads_do_not_disturb_each_others_start():
 
 
 def test_features_have_unit_norm():
-    network = initial_network({"name": "resnet8", "width": 4}, 3, 16, 5, seed=0).eval()
+    network = initial_network({"name": "resnet8", "width": 4}, ImageSpec.default(3, 16), 5, seed=0).eval()
     features = network(torch.randn(7, 3, 16, 16))
     assert torch.allclose(features.norm(dim=1), torch.ones(7), atol=1e-5)
 
@@ -220,7 +227,9 @@ def test_registry_refuses_duplicates_and_says_what_there_is():
 def test_sgd_equals_torchs_with_clipping(momentum, weight_decay, clip):
     from oneflare.nn.optimisers import SGD, StepSettings
 
-    ours, theirs = (initial_network({"name": "conv4", "width": 4}, 1, 8, 3, seed=0) for _ in range(2))
+    ours, theirs = (
+        initial_network({"name": "conv4", "width": 4}, ImageSpec.default(1, 8), 3, seed=0) for _ in range(2)
+    )
     one = SGD(list(ours.parameters()), StepSettings(momentum, weight_decay, clip))
     two = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
     for step in range(5):

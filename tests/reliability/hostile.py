@@ -61,7 +61,7 @@ def honest_uploads(folder: Path) -> list[Honest]:
     """One of every kind that the library writes."""
     from oneflare.nn import feature_map_spec
 
-    network = initial_network(SPEC, 1, 8, 4, seed=0)
+    network = initial_network(SPEC, IMAGE, 4, seed=0)
     spec = feature_map_spec({"name": "random_conv", "filters": 4}, False)
     plain = Plan.of(spec, 1, 8)
     short = Plan.of(spec, 1, 8, "int16")

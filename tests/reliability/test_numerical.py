@@ -10,6 +10,7 @@ import torch
 from hostile import honest_uploads
 
 import oneflare
+from oneflare.data import ImageSpec
 from oneflare.errors import OneFlareError, UploadError
 from oneflare.nn import initial_network
 from oneflare.upload import Contents, SentForm, read_upload, write_upload
@@ -120,7 +121,7 @@ def test_training_that_overflows_is_a_named_refusal(tmp_path, precision):
 def test_weights_that_a_short_format_cannot_hold(tmp_path, dtype, value):
     """70000 is beyond float16, 3.4e38 rounds to infinity in bfloat16: read back near the truth, or refused."""
     contract = honest_uploads(tmp_path)[0].contract
-    network = initial_network(contract.encoder, 1, 8, 4, seed=0)
+    network = initial_network(contract.encoder, ImageSpec.default(1, 8), 4, seed=0)
     name, weight = next((n, w) for n, w in network.encoder.state_dict().items() if w.ndim == 4)
     weight.view(-1)[0] = value
     path = tmp_path / "upload.safetensors"

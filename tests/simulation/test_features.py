@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from oneflare import load_model, run
-from oneflare.client.background import background, displaced_features
+from oneflare.client.background import background, channels_of, displaced_features
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.data.images import ImageFiles, Tally
@@ -175,6 +175,22 @@ def test_the_background_of_features_stays_within_what_each_feature_reaches():
     assert all(torch.equal(one, other) for one, other in zip(blocks, background(x, 16), strict=True))
 
 
+@pytest.mark.parametrize("shape", [(6, 2, 2), (2, 3, 6), (4, 6)])
+def test_where_a_backbone_was_cut_channels_move_as_wholes(shape):
+    """Channels that hold their own number everywhere: afterwards every place of a channel still holds one number."""
+    first = shape == (6, 2, 2)
+    own = torch.arange(6.0).view(6, 1, 1) if first else torch.arange(6.0)
+    x = own.expand(shape).flatten().repeat(8, 1)[:, :, None, None].clone()
+    x[4:] = 5 - x[4:]  # so that channels reach several numbers
+    (found, *_) = background(x.half(), 8, shape)
+    maps = found.view(8, *shape)
+    maps = maps.flatten(2) if first else maps.movedim(-1, 1).flatten(2)
+    assert found.shape == x.shape
+    assert bool((maps == maps[:, :, :1]).all())
+    assert bool((found != x).any())
+    assert torch.equal(channels_of((5,)), torch.arange(5)[:, None])
+
+
 def digits_with(tmp_path: Path, **settings: object):
     given = {"clients": 3, "alpha": 0.5, "epochs": 8, "data": {"name": "digits", "train_size": 300, "test_size": 150}}
     module = Eyes()
@@ -189,6 +205,17 @@ def test_every_kind_of_fusion_works_over_features(tmp_path):
     assert set(result.fusions) == set(fusions)
     assert result.fusions["density_ratio"].accuracy > 0.4
     assert result.content.encoder["name"] == "mlp"
+
+
+def test_opinions_that_rest_on_the_same_features_are_not_counted_twice(tmp_path):
+    """log p_c + 0.2 log softmax(score)_c, with the scores of `density_ratio` before they are sharpened"""
+    fusions = ["analytic", "density_ratio", "flare_analytic"]
+    result = digits_with(tmp_path, method="flare_analytic", fusions=fusions, epochs=2, train={"snapshots": 0})
+    analytic, ratio, both = (result.model(name) for name in fusions)
+    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scores = ratio.logits(images) / ratio.rule.sharpness
+    expected = analytic.logits(images).log_softmax(1) + 0.2 * scores.log_softmax(1)
+    assert torch.allclose(both.predict_proba(images), expected.softmax(1), atol=1e-4)
 
 
 def test_statistics_of_features_do_not_depend_on_the_split(tmp_path):

@@ -17,7 +17,7 @@ from oneflare.upload import MANIFEST, Agreement, Contents, Contract, SentForm, r
 from shared import forge, load_all, parts
 
 SPEC = {"name": "conv4", "width": 2, "dim": 8}
-NETWORK = initial_network(SPEC, 1, 8, 4, seed=0)
+NETWORK = initial_network(SPEC, ImageSpec.default(1, 8), 4, seed=0)
 CONTRACT = Contract.of(
     NETWORK,
     Agreement(

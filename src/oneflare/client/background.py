@@ -10,12 +10,14 @@ anybody else's images. Four ways of destroying take turns, because no single one
 
 A backbone's features have a way of their own:
 
-    displaced    a random half of an image's features change places among themselves
+    displaced    a random half of an image's features change places among themselves; where a backbone was cut, a
+                 feature is a whole channel of what its tail is fed, with all places of the image
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 
 import torch
@@ -77,7 +79,7 @@ WAYS: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
 
 
 def displaced_features(features: Tensor, span: tuple[Tensor, Tensor], generator: torch.Generator) -> Tensor:
-    """`(n, D, 1, 1)`: of each image another half of the features, drawn at random, moves round in a random circle.
+    """`(n, D, ...)`: of each image another half of the features, drawn at random, moves round in a random circle.
 
     How strong an image's features are stays, and half of what goes together in a photograph does. With all features
     displaced nothing is left of a photograph, and members with few images get too narrow a background. Drawing every
@@ -87,28 +89,43 @@ def displaced_features(features: Tensor, span: tuple[Tensor, Tensor], generator:
     span: the lowest and the highest value `(D,)` of each feature over the client's images, within which the moved ones
     are kept, for features that differ in scale.
     """
-    flat = features.flatten(1)
-    orders = torch.rand(flat.shape, generator=generator).argsort(1)
-    places = orders[:, : flat.shape[1] // 2]
+    flat = features.flatten(2)
+    orders = torch.rand(flat.shape[:2], generator=generator).argsort(1)
+    places = orders[:, : flat.shape[1] // 2, None].expand(-1, -1, flat.shape[2])
     moved = flat.scatter(1, places.roll(1, 1), flat.gather(1, places))
-    return torch.minimum(torch.maximum(moved, span[0]), span[1]).view_as(features)
+    return torch.minimum(torch.maximum(moved, span[0][:, None]), span[1][:, None]).view_as(features)
 
 
-def background(images: Tensor, block: int) -> Iterator[Tensor]:
+def channels_of(shape: Sequence[int]) -> Tensor:
+    """`(D, m)`: where in a flat row the m numbers of each of the D channels are.
+
+    shape: of what a network gives for one image: `(D, h, w)`, `(h, w, D)`, tokens `(m, D)`, or plain features `(D,)`
+    """
+    rows = torch.arange(math.prod(shape)).reshape(tuple(shape))
+    first = len(shape) == 1 or (len(shape) == 3 and shape[1] == shape[2])
+    return (rows if first else rows.movedim(-1, 0)).reshape(shape[0] if first else shape[-1], -1)
+
+
+def background(images: Tensor, block: int, shape: Sequence[int] | None = None) -> Iterator[Tensor]:
     """A client's images `(n, c, h, w)` destroyed, in blocks, floats in [0, 1]; the same for the same images.
 
     Each image is destroyed in one way, which take turns; where there are few images, in up to all four. Features, which
-    are images of one pixel, are displaced instead, as often.
+    are images of one pixel, are displaced instead, as often. shape: of what the tail of a backbone is fed for one image
     """
     if len(images) == 0:
         return
     copies = max(1, min(len(WAYS), FEWEST // max(len(images), 1)))
     if images.shape[2:] == (1, 1):
-        span = tuple(edge.flatten().float() for edge in images.aminmax(dim=0))
+        channels = channels_of(shape or images.shape[1:2])
+        lowest, highest = (edge.flatten().float()[channels] for edge in images.aminmax(dim=0))
+        span = (lowest.amin(1), highest.amax(1))
         for copy in range(copies):
             for number, part in enumerate(images.split(block)):
                 generator = torch_generator(0, "displaced features", copy, number)
-                yield displaced_features(part.float(), (span[0], span[1]), generator)
+                moved = displaced_features(part.flatten(1)[:, channels].float(), span, generator)
+                back = torch.empty_like(moved.flatten(1))
+                back[:, channels.flatten()] = moved.flatten(1)
+                yield back[:, :, None, None]
         return
     for copy in range(copies):
         for number, part in enumerate(images.split(block)):

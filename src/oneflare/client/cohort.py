@@ -44,7 +44,7 @@ def supports(job: ClientJob) -> bool:
     training alone: in bfloat16 the batched convolutions round so differently that the gradient of a single step differs
     by 13 % (float32: 0.0002 %), so there each client trains alone.
     """
-    experiment, train = job.experiment, job.experiment.train
+    experiment, train, image = job.experiment, job.experiment.train, job.contract.image
     alone = (
         train.thermostat,
         train.check_lr,
@@ -53,6 +53,7 @@ def supports(job: ClientJob) -> bool:
         experiment.objective.has_additions,
         job.contract.statistics is not None,
         job.contract.encoder["name"] == CUSTOM,
+        image.backbone is not None and image.backbone.tune is not None,
     )
     on_processor = choose_device(train.device).type == "cpu"
     return experiment.trains and on_processor and not any(alone) and (job.precision or train.precision) == "float32"

@@ -13,6 +13,7 @@ from oneflare.data import ClientData, ImageSpec, prepare
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import both_features, own_dim
 from oneflare.nn.network import signed_root
+from oneflare.nn.tuned import Tuned
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN
 from oneflare.upload.symmetric import triangle
 
@@ -39,7 +40,8 @@ def measure_density(network: PrototypeNetwork, data: ClientData, image: ImageSpe
     means = sums / data.counts.clamp(min=1)[:, None]
     within = (squares - (means.T * data.counts) @ means) / max(len(data), 1)
     total, scatter, number = torch.zeros(dim, dtype=torch.float64), torch.zeros(dim, dim, dtype=torch.float64), 0
-    for destroyed in background(data.images, BLOCK):
+    shape = network.encoder.shape if isinstance(network.encoder, Tuned) else None
+    for destroyed in background(data.images, BLOCK, shape):
         roots = signed_root(both_features(network.encoder, prepare(destroyed.to(device), image)).own).double().cpu()
         total, number = total + roots.sum(0), number + len(roots)
         scatter += roots.T @ roots

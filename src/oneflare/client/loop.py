@@ -187,6 +187,8 @@ class LocalTraining:
         network, maker = self.network, self.outliers
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             if maker is None or network.unknown is None:
+                if self.augmentation.one_view:
+                    return network.encoder(views[: len(views) // 2]).repeat(2, 1), None
                 return network.encoder(views), None
             inputs = maker.images(views, network.encoder, network.prototypes, network.unknown)
             features, others = network.encoder(torch.cat([views, inputs])).float().tensor_split([len(views)])

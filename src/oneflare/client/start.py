@@ -38,7 +38,7 @@ def make_contract(
     federation: the digest that uploads carry, so that one made under other terms is refused
     """
     spec = encoder_spec(terms.encoder, len(classes))
-    network = initial_network(spec, image.channels, image.size, len(classes), terms.seed)
+    network = initial_network(spec, image, len(classes), terms.seed, weights=_backbone_file(terms))
     plan = statistics_plan(terms, image, len(classes), mirror=mirror)
     return Contract.of(
         network,
@@ -59,13 +59,18 @@ def make_contract(
 
 def shared_start(experiment: Experiment, contract: Contract) -> PrototypeNetwork:
     """The network that every client of a federation begins with."""
-    image, classes = contract.image, len(contract.classes)
-    network = initial_network(contract.encoder, image.channels, image.size, classes, experiment.seed, contract.dim)
+    image, classes, file = contract.image, len(contract.classes), _backbone_file(experiment)
+    network = initial_network(contract.encoder, image, classes, experiment.seed, contract.dim, file)
     if experiment.objective.freeze_prototypes:
         anchors = build_anchors(contract.anchors, classes, contract.dim)
         assert anchors is not None
         freeze_prototypes(network, anchors)
     return network
+
+
+def _backbone_file(experiment: Experiment) -> str | None:
+    """The file of the backbone's weights that this experiment names, where it names one."""
+    return None if experiment.backbone is None else experiment.backbone.get("weights")
 
 
 def statistics_plan(experiment: Experiment, image: ImageSpec, classes: int, *, mirror: bool) -> Plan | None:

@@ -33,6 +33,16 @@ class Augmentation:
             kind = "none"
         return cls(image, kind, flip_allowed if config.flip is None else config.flip, config)
 
+    @property
+    def one_view(self) -> bool:
+        """Whether both views are the image as it is, and so dear to compute that they are computed once.
+
+        Features of a backbone that is frozen as a whole are cheap, and are computed twice as they always were, because
+        sums would be rounded in another order.
+        """
+        backbone = self.image.backbone
+        return self.kind == "none" and backbone is not None and backbone.tune is not None
+
     @staticmethod
     def draw(images: int, generator: torch.Generator) -> Tensor:
         """All random numbers for the two views of this many images: `(2 images, DRAWS)`, uniform in [0, 1)."""

@@ -44,10 +44,19 @@ class BackboneTerms:
     """what it is fed"""
     copies: Copies = "none"
     """what else of an image it is fed: mirror, the mirror image; the features are then the mean over both"""
+    tune: str | None = None
+    """the module from which on clients train it; features are then what that module is fed. None: all is frozen"""
 
     def to_dict(self) -> dict[str, Any]:
         content = {"name": self.name, "digest": self.digest, "image": self.image.to_dict()}
-        return content if self.copies == "none" else content | {"copies": self.copies}
+        chosen = {"copies": None if self.copies == "none" else self.copies, "tune": self.tune}
+        return content | {key: value for key, value in chosen.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> BackboneTerms:
+        tune = None if value.get("tune") is None else str(value["tune"])
+        image = ImageSpec.from_dict(value["image"])
+        return cls(str(value["name"]), str(value["digest"]), image, value.get("copies", "none"), tune)
 
 
 @dataclass(frozen=True)
@@ -92,11 +101,7 @@ class ImageSpec:
         except ValidationError as error:
             raise TypeError(one_line(error, Pixels, "pixels")) from None
         crop = None if value.get("crop") is None else Crop(float(value["crop"]["part"]), value["crop"]["resample"])
-        backbone = value.get("backbone")
-        if backbone is not None:
-            image = cls.from_dict(backbone["image"])
-            copies = backbone.get("copies", "none")
-            backbone = BackboneTerms(str(backbone["name"]), str(backbone["digest"]), image, copies)
+        backbone = None if value.get("backbone") is None else BackboneTerms.from_dict(value["backbone"])
         mean, std = tuple(value["mean"]), tuple(value["std"])
         return cls(int(value["channels"]), int(value["size"]), mean, std, pixels, crop, backbone)
 

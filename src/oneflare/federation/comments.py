@@ -28,7 +28,7 @@ EXPLAINED = {
     "experiment": "What every member computes. All options are written out, so that they mean the same everywhere.",
     "experiment.method": "The recipe from which the options below come.",
     "experiment.augment": "How images are varied while a network is trained.",
-    "experiment.backbone": "Pretrained network whose features of the images are used; it is never trained or sent.",
+    "experiment.backbone": "Pretrained network before all others; only from its module `tune` on it is trained.",
     "experiment.encoder": "The network that members train, if the method trains one; null: the network's own value.",
     "experiment.objective": "What training minimises.",
     "experiment.objective.terms": "Loss terms and their weights; none where nothing is trained.",

@@ -127,9 +127,11 @@ def limits(charter: Charter, content: FederationResult, decision: Decision | Non
         )
     if charter.inputs.backbone is not None:
         name, digest = charter.inputs.backbone.name, charter.inputs.backbone.digest
+        tune = charter.inputs.backbone.tune
+        begun = "" if tune is None else f" up to its module {tune}, from which on members have trained it"
         lines.append(
-            f"The model classifies features that the pretrained network {name} computes; whoever uses the model needs "
-            f"that network's weights (SHA-256 {digest}), which are not in the model's file."
+            f"The model classifies features that the pretrained network {name} computes{begun}; whoever uses the model "
+            f"needs that network's weights (SHA-256 {digest}), which are not in the model's file."
         )
     lines.append(_privacy(charter))
     if not charter.members or None in charter.members.values():

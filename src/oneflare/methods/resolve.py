@@ -103,6 +103,12 @@ def _check_backbone(experiment: Experiment) -> None:
         raise ConfigError("analytic=random_conv takes images, but a backbone gives features; set analytic=identity")
     if experiment.augment.kind not in ("none", "auto"):
         raise ConfigError(f"augment.kind={experiment.augment.kind} changes images, but a backbone gives features")
+    if experiment.backbone.get("tune") is None:
+        return
+    if not experiment.trains:
+        raise ConfigError(f"backbone.tune: method {experiment.method} trains no network; leave it out")
+    if analytic != "none":
+        raise ConfigError("backbone.tune: statistics are sums over features of a frozen backbone; set analytic=none")
 
 
 def complete(experiment: Experiment) -> Experiment:

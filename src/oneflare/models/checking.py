@@ -21,6 +21,7 @@ from oneflare.core.plain import plain
 from oneflare.data.dataset import Copies
 from oneflare.errors import RunError
 from oneflare.models.sealing import check_seal
+from oneflare.nn.backbones import WIDEST_CUT
 
 SIZE_LIMIT = 16 << 30
 CLASSES, NAME_LENGTH, DIMENSIONS, CHANNELS, SIDE, MEMBERS = 10_000, 200, 1 << 16, 16, 1024, 100_000
@@ -107,12 +108,13 @@ def _check_image(place: str, image: Any) -> None:
 def _check_backbone(place: str, image: Mapping[str, Any]) -> None:
     backbone = image["backbone"]
     _mapping(f"{place}.backbone", backbone, ("name", "digest", "image"))
-    _whole(f"{place}.channels", image["channels"], DIMENSIONS)
+    _whole(f"{place}.channels", image["channels"], DIMENSIONS if backbone.get("tune") is None else WIDEST_CUT)
     if image["size"] != 1 or image["mean"] or image["std"]:
         raise ValueError(f"{place} is behind a backbone, but does not describe features")
-    name = backbone["name"]
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH or plain(name) != name:
-        raise ValueError(f"{place}.backbone.name is not a printable word of up to {NAME_LENGTH} letters")
+    for key in ("name", "tune"):
+        name = backbone.get(key, "none")
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH or plain(name) != name:
+            raise ValueError(f"{place}.backbone.{key} is not a printable word of up to {NAME_LENGTH} letters")
     _check_digest(f"{place}.backbone.digest", backbone["digest"])
     if backbone.get("copies", "none") not in get_args(Copies):
         raise ValueError(f"{place}.backbone.copies is not one of {', '.join(get_args(Copies))}")

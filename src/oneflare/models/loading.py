@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 from torch import nn
@@ -13,8 +12,9 @@ from oneflare.errors import ConfigError, RunError
 from oneflare.models.base import KINDS, GlobalModel, Task
 from oneflare.models.checking import FUSE_AGAIN, read_model_file, rehearse
 from oneflare.models.decisions import decision_path, read_decision
-from oneflare.nn import build_encoder
-from oneflare.nn.given import CUSTOM
+from oneflare.nn.backbones import frozen
+from oneflare.nn.given import CUSTOM, give
+from oneflare.nn.tuned import encoder_on
 
 
 def load_model(
@@ -29,16 +29,19 @@ def load_model(
     content = read_model_file(path, key, federation)
     try:
         task = Task.from_dict(content["task"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RunError(f"{path} is not a OneFlare model ({plain(str(error), 160)}); {FUSE_AGAIN}") from None
+    if task.image.backbone is not None and task.image.backbone.tune is not None:
+        frozen(task.image.backbone, "cpu", None)  # whose weights a network that trained a part of it begins with
+    try:
         if content["kind"] not in KINDS:
             raise RunError(f"{path}: kind '{content['kind']}' is not known to this version; update OneFlare")
 
         def empty() -> nn.Module:
-            if encoder is not None:
-                return copy.deepcopy(encoder)
-            if task.encoder["name"] == CUSTOM:
+            if encoder is None and task.encoder["name"] == CUSTOM:
                 raise RunError(f"{path} uses your own encoder; pass it: load_model(path, encoder=module)")
             try:
-                return build_encoder(task.encoder, task.image.channels)
+                return encoder_on(task.encoder if encoder is None else give(encoder), task.image)
             except ConfigError as error:
                 raise RunError(f"{path}: {error}; if it is your own, name its module: --plugin MODULE") from None
 

@@ -81,7 +81,8 @@ class Graph(nn.Module):
         if self.backbone is not None:
             terms = self.image.backbone
             assert terms is not None
-            images = of_copies(self.backbone, normalise(images, self.image.decoded), terms.copies)[:, :, None, None]
+            features = of_copies(self.backbone, normalise(images, self.image.decoded), terms.copies)
+            images = features[:, :, None, None].float()
         if isinstance(model, FeatureModel):
             return Answers(_analytic(model, images))
         if isinstance(model, SingleModel):

@@ -3,6 +3,9 @@
 A backbone is named in an experiment or in the terms of a federation together with the digest of its weights. Every
 participant has it and checks it; it is in no upload and in no model file. A name may have an argument after a colon, as
 in `torchvision:resnet18`.
+
+With `tune` a backbone is cut in two (`oneflare.nn.cutting`): the trunk is what stays frozen, and its output takes the
+place of the features; clients train the tail and upload it (`oneflare.nn.tuned`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from oneflare.core.registry import Registry
 from oneflare.data import ImageSpec, prepare
 from oneflare.data.dataset import BackboneTerms, Copies, Crop
 from oneflare.errors import ConfigError
+from oneflare.nn.cutting import LAST, cut, cut_name
 from oneflare.nn.encoders import WIDEST
 from oneflare.nn.given import CUSTOM, give, given
 from oneflare.nn.weights import Pinned, Weights, digest_of_files
@@ -30,6 +34,8 @@ BATCH = 8
 """images that go through a backbone together, so that the activations stay in the processor's cache"""
 ENLARGED = 4
 """an image is enlarged at most by this factor to reach a backbone's own size"""
+WIDEST_CUT = 1 << 18
+"""numbers of an image between trunk and tail, 512 KiB as float16"""
 
 
 @dataclass(frozen=True)
@@ -51,27 +57,36 @@ BACKBONES: Registry[Backbone] = Registry("backbone")
 def complete(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The spec with every option checked; a name that does not exist is a ConfigError."""
     if spec["name"] == CUSTOM:
-        return dict(spec)
-    kind = spec["name"].partition(":")[0]
-    return {**BACKBONES.complete({**spec, "name": kind}, "backbone"), "name": spec["name"]}
+        whole = dict(spec)
+    else:
+        kind = spec["name"].partition(":")[0]
+        whole = {**BACKBONES.complete({**spec, "name": kind}, "backbone"), "name": spec["name"]}
+    return whole | ({"tune": None} if whole.get("tune") == "none" else {})
 
 
 def pinned(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The completed spec with the digest of the weights and the number of features."""
+    """The completed spec with the digest of the weights, the number of features, and the name of the first module that
+    is trained."""
     whole = complete(spec)
-    if whole["digest"] is not None and whole["dim"] is not None:
+    if whole.get("tune") is not None and whole.get("copies") not in (None, "none"):
+        raise ConfigError("backbone.copies takes a mean over features, which backbone.tune leaves to the clients; "
+                          "leave one of the two out")  # fmt: skip
+    if whole["digest"] is not None and whole["dim"] is not None and whole.get("tune") != LAST:
         return whole
-    digest, dim = _measured(json.dumps(whole, sort_keys=True))
-    return whole | {"digest": digest, "dim": dim}
+    return whole | _measured(json.dumps(whole, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=32)
-def _measured(spec: str) -> tuple[str, int]:
+def _measured(spec: str) -> dict[str, Any]:
     whole = json.loads(spec)
-    kind, options = described(whole)
-    digest = digest_of_files(kind.weights.find(whole["name"], options))
-    terms = BackboneTerms(whole["name"], digest, kind.image)
-    return digest, Frozen(terms, "cpu", options.weights).dim
+    name, digest, weights, image = whole["name"], whole["digest"], whole["weights"], GIVEN_IMAGE
+    if name != CUSTOM:
+        kind, options = described(whole)
+        digest, image = digest_of_files(kind.weights.find(name, options)), kind.image
+    terms = BackboneTerms(name, digest, image)
+    if whole.get("tune") is not None:
+        terms = replace(terms, tune=cut_name(_network(terms, weights), whole["tune"], name))
+    return {"digest": digest, "dim": Frozen(terms, "cpu", weights).features, "tune": terms.tune}
 
 
 def described(spec: Mapping[str, Any]) -> tuple[Backbone, Pinned]:
@@ -98,8 +113,24 @@ def input_spec(
     if size is None:
         size = own.size if native is None else min(own.size, ENLARGED * native)
     image = replace(own, size=size, pixels=pixels or own.pixels)
-    terms = BackboneTerms(spec["name"], spec["digest"], image, spec.get("copies") or "none")
-    return ImageSpec.of_features(spec["dim"], terms)
+    terms = BackboneTerms(spec["name"], spec["digest"], image, spec.get("copies") or "none", spec.get("tune"))
+    dim = spec["dim"] if terms.tune is None else frozen(terms, "cpu", spec.get("weights")).dim
+    return ImageSpec.of_features(dim, terms)
+
+
+class Trunk(nn.Module):
+    """The frozen part of a backbone that was cut: images `(n, c, h, w)` -> what the tail is fed, `(n, D)` float16."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.shape: tuple[int, ...] = ()
+        """of what the tail is fed for one image, known after the first images"""
+
+    def forward(self, images: Tensor) -> Tensor:
+        output: Tensor = self.network(images)
+        self.shape = tuple(output.shape[1:])
+        return output.flatten(1).half()
 
 
 class Frozen:
@@ -108,19 +139,33 @@ class Frozen:
     def __init__(self, terms: BackboneTerms, device: str | torch.device = "cpu", weights: str | None = None) -> None:
         """weights: the file, where it is not found by name"""
         self.terms, self.device = terms, torch.device(device)
-        self.network = _network(terms, weights).to(self.device)
+        self.network, self.tail = _network(terms, weights).to(self.device), None
+        if terms.tune is not None:
+            trunk, self.tail = cut(self.network, terms.tune, terms.name)
+            self.network = Trunk(trunk)
         shape = (1, terms.image.channels, terms.image.size, terms.image.size)
         features = self._features(torch.zeros(shape, device=self.device))
-        self.dim = features.shape[1]
+        self.dim, self.dtype = features.shape[1], features.dtype
+        """of what is computed once of an image and fed to networks"""
+        self.features = self.dim if self.tail is None else self._after(features).shape[1]
+        """D of the whole network"""
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images `(n, c, h, w)` as they are stored -> features `(n, D, 1, 1)`, float32, in the processor's memory."""
+        """Images `(n, c, h, w)` as they are stored -> `(n, D, 1, 1)` in the processor's memory: features in float32, or
+        in float16 what the tail is fed."""
         parts = []
         for block in images.split(BATCH):
             inputs = prepare(block.to(self.device), self.terms.image)
             parts.append(self._features(inputs).cpu())
-        features = torch.cat(parts) if parts else torch.empty(0, self.dim)
+        features = torch.cat(parts) if parts else torch.empty(0, self.dim, dtype=self.dtype)
         return features[:, :, None, None]
+
+    @torch.no_grad()
+    def _after(self, features: Tensor) -> Tensor:
+        """What the tail makes of the trunk's output `(n, dim)`."""
+        assert self.tail is not None
+        assert isinstance(self.network, Trunk)
+        return _checked(self.terms.name, self.tail(features.float().unflatten(1, self.network.shape)), WIDEST)
 
     @torch.no_grad()
     def _features(self, inputs: Tensor) -> Tensor:
@@ -130,10 +175,24 @@ class Frozen:
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
             raise ConfigError(f"backbone={name} does not take images of {size} pixels: {reason}") from None
-        if not isinstance(features, Tensor) or features.ndim != 2 or not 1 <= features.shape[1] <= WIDEST:
-            shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise ConfigError(f"backbone={name} must return features of shape (batch, D), not {shape}")
-        return features.float()
+        if self.tail is None:
+            return _checked(name, features, WIDEST).float()
+        tune = self.terms.tune
+        if features.shape[1] > WIDEST_CUT:
+            raise ConfigError(
+                f"backbone.tune={tune}: the module is fed {features.shape[1]:,} numbers per image, more than the "
+                f"{WIDEST_CUT:,} that are kept; choose a later module or smaller images"
+            )
+        if not bool(features.isfinite().all()):
+            raise ConfigError(f"backbone.tune={tune}: the module is fed numbers beyond float16; choose another module")
+        return features
+
+
+def _checked(name: str, features: Any, widest: int) -> Tensor:
+    if not isinstance(features, Tensor) or features.ndim != 2 or not 1 <= features.shape[1] <= widest:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(f"backbone={name} must return features of shape (batch, D), not {shape}")
+    return features
 
 
 def of_copies(network: nn.Module, inputs: Tensor, copies: Copies) -> Tensor:

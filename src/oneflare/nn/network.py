@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.core.seeds import global_stream, torch_generator
-from oneflare.nn.encoders import build_encoder, check_size, feature_dim
+from oneflare.data import ImageSpec
+from oneflare.nn.encoders import check_size, feature_dim
+from oneflare.nn.tuned import encoder_on
 
 
 class PrototypeNetwork(nn.Module):
@@ -60,16 +62,22 @@ def filled(network: PrototypeNetwork, weights: Mapping[str, Tensor], prototypes:
 
 
 def initial_network(
-    spec: Mapping[str, Any], channels: int, size: int, classes: int, seed: int, dim: int | None = None
+    spec: Mapping[str, Any],
+    image: ImageSpec,
+    classes: int,
+    seed: int,
+    dim: int | None = None,
+    weights: str | None = None,
 ) -> PrototypeNetwork:
     """The start that all clients share: weights and P ~ N(0, 1) depend on the seed alone.
 
-    dim: d where it is known; else the encoder is asked.
+    dim: d where it is known; else the encoder is asked. weights: the file of a backbone that is trained in part, where
+    it is not found by name
     """
     with global_stream(seed, "initial weights"):
-        encoder = build_encoder(spec, channels)
+        encoder = encoder_on(spec, image, weights)
     if dim is None:
-        dim = feature_dim(encoder, channels, size)
+        dim = feature_dim(encoder, image.channels, image.size)
     check_size(f"one prototype for each of {classes} classes", classes * dim, "choose a smaller encoder.dim")
     prototypes = torch.randn(classes, dim, generator=torch_generator(seed, "initial prototypes"))
     return PrototypeNetwork(encoder, prototypes)

@@ -33,6 +33,8 @@ class Pinned(Options):
     """how many features it gives; default: it is asked"""
     copies: Copies | None = None
     """mirror: the features of an image are the mean over it and its mirror image; default: none"""
+    tune: str | None = None
+    """the module from which on every client trains the backbone, or last for its last block; default: none"""
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,15 @@ class FeatureCache:
 
     def read(self, digests: Sequence[bytes], dim: int) -> tuple[Tensor, list[Kept]]:
         """Features `(n, D, 1, 1)` of images that are all there, and what was done to the images."""
-        features, kept = torch.empty(len(digests), dim, 1, 1), dict[int, Kept]()
+        features, kept = torch.empty(0, dim, 1, 1), dict[int, Kept]()
         by_chunk: dict[str, list[tuple[int, int]]] = {}
         for row, digest in enumerate(digests):
             name, place = self.places[digest]
             by_chunk.setdefault(name, []).append((row, place))
         for name, pairs in by_chunk.items():
             chunk = load_state(self.folder / name)
+            if len(features) == 0:  # in the numbers that chunks have
+                features = torch.empty(len(digests), dim, 1, 1, dtype=chunk["features"].dtype)
             rows, places = (torch.tensor(column) for column in zip(*pairs, strict=True))
             features[rows] = chunk["features"][places]
             for row, place in pairs:

@@ -79,7 +79,8 @@ class FeatureReader:
         if missing:
             there = len(work.files.sources) - len(missing)
             found = f" ({there} were found in {work.cache.folder})" if there else ""
-            self.observer.stage(f"computing features of {len(missing)} images by {self.backbone['name']}{found}")
+            begun = _kept_of_a_cut(work.image, len(missing))
+            self.observer.stage(f"computing features of {len(missing)} images by {self.backbone['name']}{begun}{found}")
             self.observer.features(self.done, self.total)
         refused: dict[bytes, str] = {}
 
@@ -118,11 +119,12 @@ class Rehearsal(FeatureReader):
             pixels, damaged = decode_all(files, image.decoded, tally)
             some, started = pixels[:DECODED], time.monotonic()
             frozen(image.backbone, self.device)(some)
+            dtype = frozen(image.backbone, self.device).dtype
             each = (time.monotonic() - started) / max(1, len(some))
             self.seconds += each * len(pixels) / self.workers
             generator = torch_generator(0, "rehearsal", self.done)
         self.done += len(pixels)
-        return torch.rand(len(pixels), image.channels, 1, 1, generator=generator), damaged
+        return torch.rand(len(pixels), image.channels, 1, 1, generator=generator, dtype=dtype), damaged
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,15 @@ def _extract(work: _Work, device: str, weights: str | None, rows: Sequence[int],
     return _Chunk(name, len(rows), refused)
 
 
+def _kept_of_a_cut(image: ImageSpec, images: int) -> str:
+    """How much room the output of a trunk takes, which is far larger than features are."""
+    assert image.backbone is not None
+    if image.backbone.tune is None:
+        return ""
+    each = 2 * image.channels
+    return f" up to {image.backbone.tune}, {each / 1e3:,.1f} kB each and {images * each / 1e6:,.1f} MB in all"
+
+
 def _digest(source: Source) -> bytes:
     """SHA-256 of an encoded image. A file that cannot be read gets that of its name; decoding says what is wrong."""
     try:
@@ -213,5 +224,12 @@ def reader_of(
     """
     if image.backbone is None:
         return PIXELS
-    spec = {"name": image.backbone.name, "digest": image.backbone.digest, "dim": image.channels}
+    terms = image.backbone
+    spec = {
+        "name": terms.name,
+        "digest": terms.digest,
+        "dim": image.channels,
+        "copies": terms.copies,
+        "tune": terms.tune,
+    }
     return (kind or FeatureReader)(spec, device, default_workers() if device == "cpu" else 1, observer or Observer())

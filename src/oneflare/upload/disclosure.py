@@ -95,6 +95,14 @@ def _signature(manifest: Mapping[str, Any]) -> tuple[str, str | None]:
         return "not valid", None
 
 
+def _tuned(manifest: Mapping[str, Any]) -> str:
+    """Which part of a backbone was trained, for the name of a network."""
+    backbone = manifest["image"].get("backbone") or {}
+    if backbone.get("tune") is None:
+        return ""
+    return f", and {_text(backbone, 'name')} from its module {_text(backbone, 'tune')} on"
+
+
 def _fields(
     manifest: Mapping[str, Any], sizes: Mapping[str, int], tensors: Mapping[str, Any], file_bytes: int
 ) -> Iterator[Field]:
@@ -106,7 +114,7 @@ def _fields(
         yield Field(
             "network",
             bytes_of(ENCODER),
-            f"{numbers:,} trained numbers ({_text(manifest['encoder'], 'name')})",
+            f"{numbers:,} trained numbers ({_text(manifest['encoder'], 'name')}{_tuned(manifest)})",
             "no image; yet an expert can test whether an image they already have was trained on, and draw what "
             "looks typical of a class",
         )

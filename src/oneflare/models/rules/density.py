@@ -152,7 +152,10 @@ class DensityRatio:
 @rule
 @dataclass(frozen=True)
 class Corroboration(DensityRatio):
-    """log p_c + log softmax(score)_c: two independent opinions, the analytic posterior p and the members' ratios."""
+    """log p_c + log softmax(t score)_c: two opinions, the analytic posterior p and the members' ratios.
+
+    The sharpness t is 1 where they are independent, and less where they rest on the same features.
+    """
 
     def start(self, images: int) -> Tensor:
         """`(n, 2, C)`: the analytic log posterior, which the model fills in, and the members' scores"""
