@@ -383,3 +383,15 @@ def test_help_lists_the_commands_of_a_federation_in_order_of_use(capsys, group, 
     assert code == 0
     rows = [line.split()[1] for line in out.splitlines() if len(line.split()) > 2 and line.split()[0] == "│"]
     assert [name for name in rows if name in order] == order
+
+
+def test_quiet_shows_no_progress_in_any_command(monkeypatch):
+    """Also where a command has no such option of its own."""
+    from oneflare.cli import manners
+    from oneflare.cli.progress import progress
+    from oneflare.client.observer import Observer
+
+    for quiet in (False, True):
+        monkeypatch.setattr(manners, "_quiet", quiet)
+        with progress(enabled=True, table=False) as observer:
+            assert (type(observer) is Observer) is quiet

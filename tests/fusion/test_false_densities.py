@@ -12,7 +12,7 @@ from oneflare.fusion.densities import BOUND, expected_ratios, member_densities
 from oneflare.fusion.trust.probes import probe_features
 from oneflare.fusion.trust.ratios import KNOWN, false_densities, fit, knows_nothing
 from oneflare.methods.resolve import resolve
-from oneflare.models.rules.density import FREEDOM, Gaussians
+from oneflare.models.rules.density import FREEDOM, StudentDensities
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
@@ -91,8 +91,8 @@ def test_the_ratio_of_own_images_is_the_equation():
     """One member, one class, by hand in two dimensions with diagonal covariances."""
     within, behind = torch.diag(torch.tensor([1.0, 4.0])), torch.diag(torch.tensor([9.0, 25.0]))
     mean, middle = torch.tensor([3.0, 5.0]), torch.zeros(2)
-    classes = Gaussians.of(mean[None, None], within[None], torch.tensor([[1.5]]))
-    background = Gaussians.of(middle[None, None], behind[None], torch.ones(1, 1))
+    classes = StudentDensities.of(mean[None, None], within[None], torch.tensor([[1.5]]))
+    background = StudentDensities.of(middle[None, None], behind[None], torch.ones(1, 1))
     found = expected_ratios(classes, background, mean[None].double(), within.double())
     near, far = 2.0, 1 / 9 + 4 / 25 + 9 / 9 + 25 / 25
     level = -(torch.log(torch.tensor(4.0)) + 2 * torch.log(torch.tensor(1.5))) / 2 + torch.log(torch.tensor(225.0)) / 2

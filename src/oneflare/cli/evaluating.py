@@ -71,9 +71,11 @@ def evaluate(
 ) -> None:
     """Measure a model on labelled images of yours, and write the scores that the coordinator may know.
 
-    Prints accuracy, balanced accuracy, the rates and areas of each class with 95 % intervals, and calibration. The file
-    that --out writes holds figures only: no image, no name of a file or patient, and nothing about groups of fewer
-    images (or patients) than the terms allow.
+    Prints accuracy, balanced accuracy, the rates and areas of each class with 95 % intervals, and calibration, all for
+    the most likely class. If thresholds lie beside the model (`oneflare server thresholds`), also how good it is as it
+    decides by them: the accuracy of the images that get a class, and how many get none. The file that --out writes
+    holds figures only: no image, no name of a file or patient, and nothing about groups of fewer images (or patients)
+    than the terms allow.
 
     [bold]Examples[/bold]
 
@@ -171,6 +173,7 @@ def _as_json(trial: ModelTest, scores: MemberScores | None) -> dict[str, Any]:
         "worst_class": min(rate for rate in rates if rate is not None),
         "calibration_error": figures.calibration_error,
         "per_class": rates,
+        "by_rule": None if figures.by_rule is None else record_to_dict(figures.by_rule),
         "figures": record_to_dict(figures),
         "alone": None if alone is None else record_to_dict(alone),
         "comparison": None if comparison is None else record_to_dict(comparison),
@@ -183,6 +186,10 @@ def _table(trial: ModelTest) -> None:
 
     figures, alone, comparison = trial.figures(), trial.alone(), trial.comparison
     show.line(summary(figures))
+    decision = trial.together.model.decision
+    if decision is not None:
+        show.line(f"that is the most likely class; the model decides by {decision.words}:")
+        show.line(f"  {by_rule(figures)}")
     if alone is not None and comparison is not None:
         show.line(f"your own model alone, on the same images: accuracy {percent(alone.accuracy)}")
         show.line(gain(comparison))
@@ -197,6 +204,19 @@ def summary(figures: ModelFigures) -> str:
     return (
         f"{figures.images} images{patients}: accuracy {percent(figures.accuracy)}{balanced}, "
         f"calibration error {100 * figures.calibration_error:.1f} %"
+    )
+
+
+def by_rule(figures: ModelFigures) -> str:
+    """What the model's decision rule makes of all images, in one line."""
+    rule = figures.by_rule
+    assert rule is not None
+    right = "withheld, too few" if rule.accuracy is None else percent(rule.accuracy)
+    if rule.decided == rule.images:
+        return f"accuracy {right}; every image gets a class"
+    return (
+        f"accuracy {right} of the {rule.decided} images that get a class; {percent(rule.undecided)} of "
+        f"{rule.images} images are answered with none of the known classes"
     )
 
 
@@ -223,11 +243,13 @@ def percent(value: Measured | None) -> str:
 def class_lines(figures: ModelFigures, alone: ModelFigures | None = None) -> Sequence[str]:
     """A line for each class, with a heading; figures that are withheld or that no image gives are a dash."""
     heads = ["class", "images", "sensitivity", "specificity", "AUROC", "average precision"]
+    heads += ["sensitivity as decided"] if figures.by_rule is not None else []
     heads += ["sensitivity alone"] if alone is not None else []
     rows = []
     for label, one in enumerate(figures.classes):
         row = [one.name, "few" if one.support is None else str(one.support)]
         row += [percent(value) for value in (one.sensitivity, one.specificity, one.auroc, one.average_precision)]
+        row += [percent(figures.by_rule.classes[label].sensitivity)] if figures.by_rule is not None else []
         rows.append(row + ([percent(alone.classes[label].sensitivity)] if alone is not None else []))
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     return [

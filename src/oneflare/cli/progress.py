@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from oneflare.cli.manners import is_quiet
 from oneflare.cli.show import MOST_ROWS, client_table, console_for, note
 from oneflare.client.files import ClientSummary
 from oneflare.client.observer import Observer
@@ -142,7 +143,7 @@ def shown(
 ) -> Iterator[Observer]:
     """An observer on stderr, with a bar where that is a terminal; one that says nothing where it is not enabled."""
     console = console_for(stderr=True)
-    if not enabled:
+    if not enabled or is_quiet():
         yield Observer()
     elif not console.is_terminal:
         yield observer(console, None)

@@ -68,7 +68,7 @@ def scores(
 def _together(told: PooledScores) -> None:
     """Per member, pooled, worst."""
     from oneflare.cli import show
-    from oneflare.cli.evaluating import class_lines, gain, percent, summary
+    from oneflare.cli.evaluating import by_rule, class_lines, gain, percent, summary
 
     width = max(len(str(one.member)) for one in told.members)
     for one in told.members:
@@ -77,6 +77,8 @@ def _together(told: PooledScores) -> None:
             f"  {one.member:<{width}}  {one.together.images} images: accuracy {percent(one.together.accuracy)}{alone}"
         )
     show.line(f"together, {summary(told.together)}")
+    if told.together.by_rule is not None:
+        show.line(f"as the model decides by its thresholds: {by_rule(told.together)}")
     if told.comparison is not None:
         show.line(gain(told.comparison))
     if len(told.members) > 1:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from oneflare.core.config import Pixels
-from oneflare.data.brightness import (
+from oneflare.data.pixel_scale import (
     MOST_BYTES,
     Array,
     Refusal,

@@ -62,7 +62,7 @@ class Intake:
         ]
         heard = {verdict.member for verdict in self.verdicts}
         silent = [name for name in expected if name not in heard]
-        return [*reasons, f"{' and '.join(silent)} sent nothing"] if silent else reasons
+        return [*reasons, f"{', '.join(silent)} sent nothing"] if silent else reasons
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from oneflare.federation.story import decision_of, federation_story
 from oneflare.federation.verdict import RULE
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import known_key, sign_card
-from oneflare.models.decisions import Decision
+from oneflare.models.decisions import Decision, decision_path
 from oneflare.models.sealing import check_seal
 from oneflare.report.rendering import render_page
 
@@ -78,6 +78,7 @@ def write_federation_page(fused: FusedFederation) -> Path:
         change=change_lines(content.change),
         tests={str(one.member): one.test for one in content.scores or ()},
         rule=RULE,
+        thresholds=decision_path(fused.files.model).name,
         size_text=size_text,
     )
     write_text(fused.files.report, page)
@@ -204,7 +205,7 @@ def card(charter: Charter, content: FederationResult, decision: Decision | None 
         *(f"- {markdown(line)}" for line in limits(charter, content, decision)),
         "",
         *_members_section(content),
-        *scores_section(content.pooled),
+        *scores_section(content.pooled, decision),
         "## Method",
         "",
         f"{content.method} with encoder {_spec(content.encoder)}, {charter.terms.epochs} epochs at each member, "

@@ -69,6 +69,9 @@ class MemberScores:
             raise ValueError("the figures of the classes do not add up to the images of the test")
         if alone is not None and (alone.images, alone.names) != (self.together.images, self.together.names):
             raise ValueError("the two models were measured on different images")
+        by_rule = self.together.by_rule
+        if by_rule is not None and by_rule.images != self.together.images:
+            raise ValueError("the decision rule was measured on different images")
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import MESSAGE, SMALLEST_GROUP, MemberScores, read_scores
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import coordinator_key
+from oneflare.metrics.deciding import with_rule
 from oneflare.metrics.figures import AgainstAlone, ModelFigures, compared, figures_of
 from oneflare.metrics.thresholds import kept_shares
 from oneflare.models import GlobalModel
@@ -57,16 +58,23 @@ class ModelTest:
             raise ConfigError(
                 f"--alone {own.file}: has other classes than {together.file}; give your own model of them"
             )
-        answers = together.model.answers(test.images)
-        self._together, self._familiarity = answers.logits, answers.familiarity
+        self._answers = together.model.answers(test.images)
+        self._together = self._answers.logits
         self._alone = None if own is None else own.model.logits(test.images)
 
     def figures(self, smallest_group: int = 1) -> ModelFigures:
-        """The federation's model; of smaller groups nothing."""
-        figures, bound = self._figures(self._together, smallest_group), self.together.model.familiarity_bound
-        if self._familiarity is None or bound is None:
+        """The federation's model by its most likely class, and by its decision rule if it has one; of smaller groups
+        nothing."""
+        figures, model = self._figures(self._together, smallest_group), self.together.model
+        bound, familiarity, decision = model.familiarity_bound, self._answers.familiarity, model.decision
+        if familiarity is not None and bound is not None:
+            figures = replace(figures, kept=kept_shares(familiarity, bound, smallest_group))
+        if decision is None:
             return figures
-        return replace(figures, kept=kept_shares(self._familiarity, bound, smallest_group))
+        answered, test = decision.labels(self._answers), self.test
+        return with_rule(
+            figures, answered, test.labels, test.patients, rule=decision.rule, smallest_group=smallest_group
+        )
 
     def alone(self, smallest_group: int = 1) -> ModelFigures | None:
         """The member's own model; of smaller groups nothing."""

@@ -3,7 +3,7 @@
 from oneflare.metrics.classification import Bin, Scores, score
 from oneflare.metrics.diagnostics import Diagnostics, diagnose
 from oneflare.metrics.evaluating import Evaluation, TimedFusion, evaluate, fuse_timed, score_all
-from oneflare.metrics.figures import AgainstAlone, ClassFigures, ModelFigures, compared, figures_of
+from oneflare.metrics.figures import AgainstAlone, ClassFigures, ModelFigures, RuleFigures, compared, figures_of
 from oneflare.metrics.intervals import Measured
 from oneflare.metrics.retention import Retention, retention
 
@@ -16,6 +16,7 @@ __all__ = [
     "Measured",
     "ModelFigures",
     "Retention",
+    "RuleFigures",
     "Scores",
     "TimedFusion",
     "compared",

@@ -54,6 +54,39 @@ class ClassFigures:
 
 
 @dataclass(frozen=True)
+class RuleRates:
+    """One class against all others by the model's decision rule; None as in `ClassFigures`."""
+
+    sensitivity: Measured | None
+    """of the images of the class, the share that is answered with it"""
+    specificity: Measured | None
+    """of the images of other classes, the share that is not answered with it"""
+
+
+@dataclass(frozen=True)
+class RuleFigures:
+    """What thresholds and "none of the known classes" make of test images (`metrics.deciding`)."""
+
+    rule: str
+    """digest of the decision rule"""
+    images: int
+    """test images"""
+    decided: int
+    """those that got a class"""
+    decided_patients: int | None
+    """whose images they are; None where patients are not known"""
+    undecided: Measured
+    """the share of images that is answered with none of the known classes"""
+    accuracy: Measured | None
+    """of the decided images; None where they are fewer than the smallest group"""
+    classes: tuple[RuleRates, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decided <= self.images or not 0 <= (self.decided_patients or 0) <= self.decided:
+            raise ValueError("the images that got a class do not fit the images of the test")
+
+
+@dataclass(frozen=True)
 class ModelFigures:
     """One model on one set of test images."""
 
@@ -72,8 +105,13 @@ class ModelFigures:
     kept: tuple[float, ...] | None = None
     """the share of images with at least each level of familiarity (`metrics.thresholds`); None where the model cannot
     tell unknown images"""
+    by_rule: RuleFigures | None = None
+    """the answers by the model's decision rule, where all other figures are of its most likely class; None where it has
+    no such rule"""
 
     def __post_init__(self) -> None:
+        if self.by_rule is not None and len(self.by_rule.classes) != len(self.classes):
+            raise ValueError("the figures of the decision rule have another number of classes")
         if self.images < 1 or min(self._supports, default=0) < 0 or sum(self._supports) > self.images:
             raise ValueError("the images of the classes do not add up to the images of the test")
         if self.confusion is not None and len(self.confusion) != len(self.classes):
@@ -140,6 +178,10 @@ class Truth:
         """Independent observations among some images `(n,)` of truth values: patients, or else the images."""
         return int(rows.sum()) if self.patients is None else len(np.unique(self.patients[rows]))
 
+    def share(self, hit: Array, rows: Array) -> Measured:
+        """The share of `rows` in which `hit` holds, both `(n,)`."""
+        return wilson(float(hit[rows].mean()), self.number(rows))
+
 
 def figures_of(
     logits: Tensor, labels: Tensor, names: Sequence[str], patients: Tensor | None = None, smallest_group: int = 1
@@ -163,7 +205,7 @@ def figures_of(
             classes.append(ClassFigures(name, None, None, None, None, None, None, ()))
         elif not supports[label]:
             patients_of = None if test.patients is None else 0
-            told = _share(test, predicted != label, everything)
+            told = test.share(predicted != label, everything)
             classes.append(ClassFigures(name, 0, patients_of, None, told, None, None, ()))
         else:
             classes.append(_class(name, test, own, _Answered(shares[:, label], ranks[:, label], predicted == label)))
@@ -172,7 +214,7 @@ def figures_of(
     return ModelFigures(
         images=len(predicted),
         patients=None if test.patients is None else test.number(everything),
-        accuracy=_share(test, predicted == test.labels, everything),
+        accuracy=test.share(predicted == test.labels, everything),
         balanced_accuracy=mean_of(told_rates) if told_rates else None,
         calibration_error=expected_calibration_error(probabilities, labels),
         classes=tuple(classes),
@@ -210,11 +252,6 @@ def _confusion(test: Truth, predicted: Array, number: int) -> tuple[Array, Array
     return counts, sizes
 
 
-def _share(test: Truth, hit: Array, rows: Array) -> Measured:
-    """The share of `rows` in which `hit` holds, both `(n,)`."""
-    return wilson(float(hit[rows].mean()), test.number(rows))
-
-
 @dataclass(frozen=True)
 class _Answered:
     """What the model says of one class, each `(n,)`."""
@@ -240,7 +277,7 @@ def _class(name: str, test: Truth, own: Array, said: _Answered) -> ClassFigures:
     specificity = area = precision = None
     curve: tuple[ThresholdRates, ...] = ()
     if others.any():
-        specificity = _share(test, ~said.hit, others)
+        specificity = test.share(~said.hit, others)
         area = rank_interval(auroc(said.ranks, own), positives, test.number(others))
         precision = wilson(average_precision(said.ranks, own), positives)
         curve = tuple(
@@ -249,7 +286,7 @@ def _class(name: str, test: Truth, own: Array, said: _Answered) -> ClassFigures:
             )
             for limit in THRESHOLDS
         )
-    sensitivity = _share(test, said.hit, own)
+    sensitivity = test.share(said.hit, own)
     patients = None if test.patients is None else positives
     return ClassFigures(name, support, patients, sensitivity, specificity, area, precision, curve)
 

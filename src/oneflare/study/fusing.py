@@ -33,7 +33,7 @@ from oneflare.simulation.results import DiagnosticsResult, FusionResult
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
-from oneflare.study.inference import Spread
+from oneflare.study.verdicts import Spread
 from oneflare.upload.evidence import EVIDENCE
 
 FIGURES = (
