@@ -28,7 +28,7 @@ def fuse(uploads):
     return build_fusion({"name": "analytic"}).fuse(uploads).model
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int16", "int12"])
+@pytest.mark.parametrize("dtype", ["float32", "int16", "int12", "fine", "coarse"])
 @pytest.mark.parametrize("limit", [100_000])
 def test_uploads_are_as_large_as_the_limit_allows(tmp_path, dtype, limit):
     uploads = uploads_of(tmp_path, {"upload": {"limit": limit, "statistics_dtype": dtype}})

@@ -16,6 +16,8 @@ from oneflare.data import ClientData
 from oneflare.errors import TrainingError
 from oneflare.nn import FeatureMap, build_feature_map
 from oneflare.upload.class_statistics import pack_classes
+from oneflare.upload.coding import coded, coder_of
+from oneflare.upload.contract import scatter_room
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, to_vector
 from oneflare.upload.mixtures import pack_mixtures
 from oneflare.upload.statistics import (
@@ -54,9 +56,18 @@ def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | N
         found = measure_fixed(features, data.images, data.labels, classes, fixed)
         return {FIXED: to_vector(found.counts, found.sums, found.gram)}
     if plan.privacy is None:
-        return exact_statistics(plan, features, data, classes)
+        packed = exact_statistics(plan, features, data, classes)
+        return _in_code(job, packed) if plan.coded else packed
     exact = measure_on_lattice(features, data.images, data.labels, classes, plan.privacy)
     return _agreed(pack(privatise(exact, plan.privacy, job.noise("statistics")), plan.dtype), plan)
+
+
+def _in_code(job: ClientJob, packed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The packed statistics in the agreed code, within the agreed size."""
+    plan, image, limit = job.contract.statistics, job.contract.image, job.experiment.upload.limit
+    assert plan is not None
+    room = None if limit is None else scatter_room(limit, plan.dim, len(job.contract.classes))
+    return coded(packed, coder_of(plan.feature_map, image.channels, image.size), plan.dtype, room)
 
 
 def exact_statistics(plan: Plan, features: FeatureMap, data: ClientData, classes: int) -> dict[str, Tensor]:

@@ -273,8 +273,10 @@ def _check_statistics(experiment: Experiment) -> None:
             raise ConfigError(f"upload.statistics: unknown statistics '{name}'{did_you_mean(name, PARTS)}")
     if experiment.analytic["name"] == "none":
         return
-    if upload.statistics_dtype == "int12" and CLASS_COVARIANCES in (upload.statistics or ()):
-        raise ConfigError("upload.statistics_dtype=int12: covariances of classes are sent in float32 or int16")
+    if upload.statistics_dtype not in ("float32", "int16") and CLASS_COVARIANCES in (upload.statistics or ()):
+        raise ConfigError(
+            f"upload.statistics_dtype={upload.statistics_dtype}: covariances of classes are sent in float32 or int16"
+        )
     if upload.masked is not None and upload.statistics not in (None, DEFAULT_PARTS):
         raise ConfigError("upload.masked: masked sums are G, b and n; leave upload.statistics out, or set covariance")
     if upload.statistics_epsilon is None:

@@ -1,0 +1,123 @@
+"""Sums of products in a few bits: what is lost, what is refused, and whole runs with them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oneflare.client.statistics import measure
+from oneflare.core.config import DataConfig
+from oneflare.data import load
+from oneflare.errors import ConfigError
+from oneflare.nn import build_feature_map
+from oneflare.upload.coding import BITS, FINENESS, code_complaint, coded, coder_of, decoded, plain
+from oneflare.upload.contract import scatter_room, statistics_bytes
+from oneflare.upload.statistics import FeatureLimits, Plan, Statistics, pack, unpack
+
+SPEC = {"name": "random_conv", "filters": 12, "mirror": False}
+DIGITS = load(DataConfig())
+SIZE = DIGITS.train.images.shape[-1]
+CODER = coder_of(SPEC, 1, SIZE)
+FEATURES = build_feature_map(SPEC, 1, SIZE)
+LIMITS = FeatureLimits.of(FEATURES)
+
+
+def statistics(n=300, classes=10) -> Statistics:
+    return measure(FEATURES, DIGITS.train.images[:n], DIGITS.train.labels[:n], classes)
+
+
+def scatter(found: Statistics) -> torch.Tensor:
+    total = found.sums.sum(0)
+    return found.gram - torch.outer(total, total) / found.samples
+
+
+def test_the_change_of_features_is_the_inverse_root_of_the_correlations():
+    """A C A^T = K (K + r)^-1 for the covariance C of the pictures it was made from, by SciPy's matrix functions."""
+    from scipy.linalg import fractional_matrix_power
+
+    from oneflare.nn.decorrelation import PICTURES, _roots
+    from oneflare.nn.synthetic_pictures import dead_leaves
+
+    pictures = dead_leaves(PICTURES, 1, SIZE)
+    phi = FEATURES(pictures)[:, :20].double()
+    there, back = _roots(phi, 0.03)
+    correlations = np.corrcoef(phi.numpy().T)
+    expected = fractional_matrix_power(correlations + 0.03 * np.eye(20), -0.5) / phi.std(0).numpy()
+    assert np.allclose(there.numpy(), expected, rtol=5e-3, atol=5e-3 * np.abs(expected).max())
+    assert torch.allclose(there @ back, torch.eye(20), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(FINENESS))
+def test_a_decorrelated_product_loses_at_most_half_a_step(name):
+    exact = statistics()
+    packed = coded(pack(exact), CODER, name)
+    found, step = decoded(packed)
+    assert math.isclose(math.log2(step), round(math.log2(FINENESS[name] * math.sqrt(300))))
+    wanted = CODER.decorrelate(scatter(exact).float())
+    assert float((found - wanted).abs().max()) <= 0.5001 * step
+    assert code_complaint(packed, LIMITS, CODER) is None
+    back = scatter(unpack(plain(packed, CODER)))
+    again = CODER.decorrelate(back.float())
+    assert torch.allclose(again.double(), found, atol=0.05 * step + 1e-4 * float(found.abs().max()))
+
+
+def test_fewer_bits_than_correlations_in_twelve_bits():
+    exact = statistics(1000)
+    sizes = {name: coded(pack(exact), CODER, name)["scatter"].numel() * 8 for name in FINENESS}
+    numbers = FEATURES.dim * (FEATURES.dim + 1) / 2
+    assert 8 * sizes["coarse"] / numbers < BITS["coarse"] + 1
+    assert 8 * sizes["fine"] / numbers < 12 + 1
+
+
+def test_the_step_grows_until_the_sums_fit():
+    packed = pack(statistics())
+    free = coded(packed, CODER, "fine")
+    room = 8 * len(free["scatter"]) // 2
+    small = coded(packed, CODER, "fine", room)
+    assert 8 * len(small["scatter"]) <= room
+    assert decoded(small)[1] > decoded(free)[1]
+    assert code_complaint(small, LIMITS, CODER) is None
+
+
+@given(st.integers(1, 12))
+def test_the_sums_of_a_few_images_are_not_refused(n):
+    packed = coded(pack(statistics(n)), CODER, "coarse")
+    assert code_complaint(packed, LIMITS, CODER) is None
+
+
+@pytest.mark.parametrize("scale", [-1.0, 30.0])
+def test_sums_that_no_images_have_are_refused(scale):
+    packed = pack(statistics())
+    packed["scatter"] = packed["scatter"] * scale
+    assert code_complaint(coded(packed, CODER, "fine"), LIMITS, CODER) is not None
+
+
+def test_class_means_that_contradict_the_products_are_refused():
+    packed = pack(statistics())
+    packed["sums"][0] += 0.2 * packed["counts"][0]
+    packed["sums"][1] -= 0.2 * packed["counts"][1]
+    reason = code_complaint(coded(packed, CODER, "fine"), LIMITS, CODER)
+    assert reason is not None
+    assert "contradict" in reason
+
+
+def test_damaged_code_is_refused():
+    packed = coded(pack(statistics()), CODER, "coarse")
+    for damaged in (packed["scatter"][:-1], packed["scatter"][:0], packed["scatter"] ^ 1 << 40, packed["scatter"][1:]):
+        assert "not in the code" in str(code_complaint({**packed, "scatter": damaged}, LIMITS, CODER))
+
+
+def test_the_planned_size_counts_the_header_and_the_sums():
+    room = scatter_room(100_000, 50, 10)
+    assert room == 100_000 - 256 * 26 - 4 * 50 * 10 - 80
+    assert statistics_bytes(50, 10, "coarse") == math.ceil(6 * 1275 / 8) + 2080
+
+
+def test_features_of_a_backbone_are_not_coded():
+    with pytest.raises(ConfigError, match="maps of images"):
+        Plan.of({"name": "identity"}, 30, 1, "coarse")
