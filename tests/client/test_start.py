@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from oneflare.client.observer import Observer
+from oneflare.client.sending import check_limit
 from oneflare.core.config import DataConfig
 from oneflare.data import load
-from oneflare.errors import ConfigError
+from oneflare.errors import ConfigError, TrainingError
 from oneflare.fusion import build_fusion, load_model
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.files import RunFiles
@@ -40,6 +41,16 @@ def test_uploads_are_as_large_as_the_limit_allows(tmp_path, dtype, limit):
     model.save(tmp_path / "model.safetensors")
     images = DIGITS.test.images[:40]
     assert torch.equal(load_model(tmp_path / "model.safetensors").logits(images), model.logits(images))
+
+
+def test_a_finished_upload_beyond_the_limit_is_removed(tmp_path):
+    path = tmp_path / "upload.safetensors"
+    path.write_bytes(bytes(101))
+    check_limit(path, None)
+    check_limit(path, 101)
+    with pytest.raises(TrainingError, match="101 bytes, more than"):
+        check_limit(path, 100)
+    assert not path.exists()
 
 
 @pytest.mark.numeric

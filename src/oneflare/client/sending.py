@@ -57,10 +57,10 @@ def send(
     )
     form = SentForm(dtype=upload.dtype, counts=upload.counts, epsilon=upload.counts_epsilon, words=job.noise("counts"))
     write_upload(path, network, job.contract, contents, form)
-    _check_limit(path, upload.limit)
+    check_limit(path, upload.limit)
 
 
-def _check_limit(path: Path, limit: int | None) -> None:
+def check_limit(path: Path, limit: int | None) -> None:
     """Nothing leaves that is larger than agreed: a file beyond the limit is removed."""
     size = path.stat().st_size
     if limit is not None and size > limit:

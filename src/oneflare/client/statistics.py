@@ -45,7 +45,15 @@ STRIP = 512
 NOT_FINITE = "the features are not finite; check the client's images for NaN or infinite pixels"
 
 
-def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | None:
+Watch = Callable[[int], None]
+"""is told how many images have been measured"""
+
+
+def unwatched(images: int) -> None:
+    """Nobody is told."""
+
+
+def client_statistics(job: ClientJob, data: ClientData, watch: Watch = unwatched) -> dict[str, Tensor] | None:
     """The packed statistics of a client's images, noised if the federation agreed on that; None if it sends none."""
     plan, fixed = job.contract.statistics, job.contract.fixed
     image, classes = job.contract.image, len(job.contract.classes)
@@ -56,7 +64,7 @@ def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | N
         found = measure_fixed(features, data.images, data.labels, classes, fixed)
         return {FIXED: to_vector(found.counts, found.sums, found.gram)}
     if plan.privacy is None:
-        packed = exact_statistics(plan, features, data, classes)
+        packed = exact_statistics(plan, features, data, classes, watch)
         return _in_code(job, packed) if plan.coded else packed
     exact = measure_on_lattice(features, data.images, data.labels, classes, plan.privacy)
     return _agreed(pack(privatise(exact, plan.privacy, job.noise("statistics")), plan.dtype), plan)
@@ -70,7 +78,9 @@ def _in_code(job: ClientJob, packed: dict[str, Tensor]) -> dict[str, Tensor]:
     return coded(packed, coder_of(plan.feature_map, image.channels, image.size), plan.dtype, room)
 
 
-def exact_statistics(plan: Plan, features: FeatureMap, data: ClientData, classes: int) -> dict[str, Tensor]:
+def exact_statistics(
+    plan: Plan, features: FeatureMap, data: ClientData, classes: int, watch: Watch = unwatched
+) -> dict[str, Tensor]:
     """The packed statistics that the plan names, without noise.
 
     Class covariances and mixtures are measured around means and in several passes, so all features of the client are
@@ -78,7 +88,7 @@ def exact_statistics(plan: Plan, features: FeatureMap, data: ClientData, classes
     """
     if not {CLASS_COVARIANCES, MIXTURES} & set(plan.parts):
         if COVARIANCE in plan.parts:
-            return pack(measure(features, data.images, data.labels, classes), plan.dtype)
+            return pack(measure(features, data.images, data.labels, classes, watch), plan.dtype)
         return measure_means(features, data.images, data.labels, classes)
     phi = torch.cat([features(block) for block in data.images.split(BLOCK)])
     if not bool(torch.isfinite(phi).all()):
@@ -117,7 +127,7 @@ def _of_features(plan: Plan, phi: Tensor, labels: Tensor, classes: int) -> dict[
     return pack(Statistics(wide.T @ wide, sums, counts.double()), plan.dtype)
 
 
-def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) -> Statistics:
+def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int, watch: Watch = unwatched) -> Statistics:
     """Statistics of some images, streamed.
 
     Features are float32, all sums float64. Memory: G and one block of features.
@@ -130,6 +140,7 @@ def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) 
         total.sums.index_add_(0, y, phi)
         for row in range(0, features.dim, STRIP):  # the upper triangle, strip by strip
             total.gram[row : row + STRIP, row:].addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+        watch(start + len(y))
     if not bool(torch.isfinite(total.sums).all()):
         raise TrainingError(NOT_FINITE)
     return Statistics(symmetric(total.gram), total.sums, total.counts)
