@@ -88,7 +88,8 @@ def exact_statistics(
     """
     if not {CLASS_COVARIANCES, MIXTURES} & set(plan.parts):
         if COVARIANCE in plan.parts:
-            return pack(measure(features, data.images, data.labels, classes, watch), plan.dtype)
+            products = torch.float32 if plan.coded else torch.float64
+            return pack(measure(features, data.images, data.labels, classes, watch, products), plan.dtype)
         return measure_means(features, data.images, data.labels, classes)
     phi = torch.cat([features(block) for block in data.images.split(BLOCK)])
     if not bool(torch.isfinite(phi).all()):
@@ -127,19 +128,33 @@ def _of_features(plan: Plan, phi: Tensor, labels: Tensor, classes: int) -> dict[
     return pack(Statistics(wide.T @ wide, sums, counts.double()), plan.dtype)
 
 
-def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int, watch: Watch = unwatched) -> Statistics:
+def measure(
+    features: FeatureMap,
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    watch: Watch = unwatched,
+    products: torch.dtype = torch.float64,
+) -> Statistics:
     """Statistics of some images, streamed.
 
     Features are float32, all sums float64. Memory: G and one block of features.
+    products: the numbers in which products of one block are added up. float32 is faster, and precise enough for sums
+    that are rounded far more coarsely when they are sent
     """
     total = Statistics.zeros(features.dim, classes)
     for start in range(0, len(images), BLOCK):
-        phi = features(images[start : start + BLOCK]).double()
+        phi = features(images[start : start + BLOCK])
         y = labels[start : start + BLOCK]
         total.counts.add_(torch.bincount(y, minlength=classes))
-        total.sums.index_add_(0, y, phi)
+        total.sums.index_add_(0, y, phi.double())
+        phi = phi.to(products)
         for row in range(0, features.dim, STRIP):  # the upper triangle, strip by strip
-            total.gram[row : row + STRIP, row:].addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+            strip = total.gram[row : row + STRIP, row:]
+            if products == torch.float64:
+                strip.addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+            else:
+                strip.add_(phi[:, row : row + STRIP].T @ phi[:, row:])
         watch(start + len(y))
     if not bool(torch.isfinite(total.sums).all()):
         raise TrainingError(NOT_FINITE)
