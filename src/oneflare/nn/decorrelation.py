@@ -39,9 +39,14 @@ class Decorrelation:
         return cls(tuple(there for there, _ in pairs), tuple(back for _, back in pairs))
 
     def changed(self, phi: Tensor) -> Tensor:
-        """z `(n, D)` of features `(n, D)`, float32"""
-        sizes = [len(block) for block in self.forward]
-        return torch.cat([part @ block.T for block, part in zip(self.forward, phi.split(sizes, 1), strict=True)], 1)
+        """z `(n, D)` of features `(n, D)`, in their precision"""
+        parts = zip(self.forward, phi.split([len(block) for block in self.forward], 1), strict=True)
+        return torch.cat([part @ block.to(phi).T for block, part in parts], 1)
+
+    def weights(self, of_z: Tensor) -> Tensor:
+        """A^T W `(D, C)`: the weights of phi that give the scores of weights W of z"""
+        parts = zip(self.forward, of_z.split([len(block) for block in self.forward]), strict=True)
+        return torch.cat([block.to(of_z).T @ part for block, part in parts])
 
     def decorrelate(self, products: Tensor) -> Tensor:
         """A S A^T `(D, D)` float32 of sums of products S of phi"""

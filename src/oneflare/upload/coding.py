@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from oneflare.upload.rice import decode_triangle, encode_triangle, row_bits
 from oneflare.upload.symmetric import SLACK, positive, symmetric, triangle, triangle_size, unpack_symmetric
 
 if TYPE_CHECKING:
-    from oneflare.upload.statistics import FeatureLimits
+    from oneflare.upload.statistics import FeatureLimits, Statistics
 
 SCATTER, SUMS, COUNTS = "scatter", "sums", "counts"
 FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
@@ -91,6 +92,16 @@ def decoded(packed: Mapping[str, Tensor]) -> tuple[Tensor, float]:
         raise ValueError("it begins with no step")
     step = 2.0 ** int(words[0])
     return symmetric(decode_triangle(words[1:], packed[SUMS].shape[1])).mul_(step), step
+
+
+def changed_statistics(total: Statistics, coder: Decorrelation) -> Statistics:
+    """The sums of z = A phi; the part of the mean is changed apart from the scatter, which is far smaller."""
+    n = max(total.samples, 1.0)
+    sums = total.sums.sum(0)
+    changed = coder.changed(total.sums)
+    mean = changed.sum(0)
+    scatter = coder.decorrelate(total.gram - torch.outer(sums, sums / n)).double()
+    return replace(total, gram=scatter.addr_(mean, mean / n), sums=changed)
 
 
 def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: Decorrelation) -> str | None:
