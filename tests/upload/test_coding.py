@@ -16,7 +16,17 @@ from oneflare.data import load
 from oneflare.errors import ConfigError
 from oneflare.fusion.analytic.discriminant import solve
 from oneflare.nn import build_feature_map
-from oneflare.upload.coding import BITS, FINENESS, changed_statistics, code_complaint, coded, coder_of, decoded, plain
+from oneflare.upload.coding import (
+    BITS,
+    FINENESS,
+    changed_statistics,
+    code_complaint,
+    coded,
+    coder_of,
+    decoded,
+    plain,
+    rounding_eigenvalue,
+)
 from oneflare.upload.contract import scatter_room, statistics_bytes
 from oneflare.upload.statistics import FeatureLimits, Plan, Statistics, pack, unpack
 
@@ -156,3 +166,16 @@ def test_the_classifier_of_coded_sums_is_nearly_as_good():
     best = float(((phi @ found.weight + found.bias).argmax(1) == labels).double().mean())
     assert accuracy["fine"] > best - 0.01
     assert accuracy["coarse"] > best - 0.03
+
+
+def test_rounding_adds_eigenvalues_of_the_size_that_wigner_gives():
+    """Oracle: the spectral norm of what rounding random sums to three steps changes."""
+    generator = torch.Generator().manual_seed(0)
+    steps, dim = (1.0, 4.0, 0.5), 300
+    total = torch.zeros(dim, dim, dtype=torch.float64)
+    for step in steps:
+        upper = torch.randn(dim, dim, dtype=torch.float64, generator=generator).mul_(40 * step).triu()
+        exact = upper + upper.triu(1).T
+        total += (exact / step).round() * step - exact
+    found = float(torch.linalg.matrix_norm(total, 2))
+    assert found == pytest.approx(rounding_eigenvalue(steps, dim), rel=0.1)

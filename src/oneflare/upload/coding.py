@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -87,11 +87,25 @@ def plain(packed: Mapping[str, Tensor], coder: Decorrelation) -> dict[str, Tenso
 
 def decoded(packed: Mapping[str, Tensor]) -> tuple[Tensor, float]:
     """u Q `(D, D)` and u; a ValueError where the words are no code"""
+    step = decoded_step(packed)
+    return symmetric(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1])).mul_(step), step
+
+
+def decoded_step(packed: Mapping[str, Tensor]) -> float:
+    """u"""
     words = packed[SCATTER]
     if len(words) == 0 or int(words[0]) not in STEPS:
         raise ValueError("it begins with no step")
-    step = 2.0 ** int(words[0])
-    return symmetric(decode_triangle(words[1:], packed[SUMS].shape[1])).mul_(step), step
+    return 2.0 ** int(words[0])
+
+
+def rounding_eigenvalue(steps: Sequence[float], dim: int) -> float:
+    """About the largest eigenvalue of what rounding to these steps adds to the sum of so many clients' products.
+
+    An entry is off by a variance of u^2/12 for each client. A symmetric matrix of unrelated entries of variance s^2
+    has eigenvalues up to 2 s sqrt(D) (Wigner 1955).
+    """
+    return 2 * math.sqrt(dim * sum(step**2 for step in steps) / 12)
 
 
 def changed_statistics(total: Statistics, coder: Decorrelation) -> Statistics:

@@ -28,7 +28,7 @@ from oneflare.upload.checking import (
     read_header,
 )
 from oneflare.upload.class_statistics import CLASS_SCATTER, ClassStatistics, unpack_classes
-from oneflare.upload.coding import FINENESS, coder_of, plain
+from oneflare.upload.coding import FINENESS, coder_of, decoded_step, plain
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -141,6 +141,11 @@ class Upload:
         if FIXED in packed:
             return self._fixed(packed)
         return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(self._plain(packed))
+
+    def step(self) -> float:
+        """To which step coded sums of products were rounded."""
+        with self.blamed():
+            return decoded_step(self._packed(G_B_N))
 
     def class_means(self) -> ClassMeans:
         """The sums and counts of each class alone."""

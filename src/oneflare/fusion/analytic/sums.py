@@ -19,7 +19,7 @@ from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
 from oneflare.models.members import Rule
 from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
-from oneflare.upload.coding import changed_statistics, coder_of
+from oneflare.upload.coding import changed_statistics, coder_of, rounding_eigenvalue
 from oneflare.upload.statistics import Statistics
 
 
@@ -61,13 +61,15 @@ class Analytic(Fusion):
     def _classifier(self, total: Statistics, uploads: UploadSet) -> LinearClassifier:
         """Of sums that were rounded after a change of features z = A phi, solved for z: phi.(A^T W) = z.W.
 
-        There the rounding is the same in all directions, and a ridge that exceeds it makes all of them definite.
+        There the rounding is the same in all directions. The ridge is at least twice the largest eigenvalue that
+        rounding adds, which the closed-form criterion cannot tell from what the images say.
         """
         if not uploads.plan.coded:
             return solve(total, kind=self.solver, ridge=self.ridge)
         image = uploads.contract.image
         coder = coder_of(uploads.plan.feature_map, image.channels, image.size)
-        found = solve(changed_statistics(total, coder), kind=self.solver, ridge=self.ridge)
+        noise = rounding_eigenvalue([upload.step() for upload in uploads], uploads.plan.dim) / max(total.samples, 1.0)
+        found = solve(changed_statistics(total, coder), kind=self.solver, ridge=self.ridge, least=2 * noise)
         return replace(found, weight=coder.weights(found.weight))
 
 
