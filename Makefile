@@ -9,7 +9,7 @@ EXTRAS := .[dev,hub,flower-datasets,flower,sign,onnx,serve,track]
 .PHONY: demo test lint types imports browser unit soak reliability bench wheel docs pictures examples headline clean
 
 demo: $(STAMP)
-	$(BIN)/oneflare compare fedavg fafi flare data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
+	$(BIN)/oneflare compare fedavg fafi flare analytic data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
 
 test: lint types imports unit
 

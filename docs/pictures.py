@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from oneflare.core.config import PartitionConfig
 
 FOLDER = Path(__file__).resolve().parent / "pictures"
@@ -351,37 +353,50 @@ def fusion() -> Drawing:
     return picture
 
 
-def density() -> Drawing:
-    """Two members' feature spaces, the same three images in each, and what the density ratio makes of them."""
+OWNED = ((("cat", (0.28, 0.70)), ("dog", (0.62, 0.74))), (("car", (0.24, 0.72)), ("ship", (0.78, 0.66))))
+"""by member: its classes and where they lie in its feature space"""
+SEEN = ({"x": (0.60, 0.71), "y": (0.50, 0.30)}, {"x": (0.46, 0.34), "y": (0.26, 0.70)})
+"""by member: where two images lie in its feature space"""
+BEHIND, CLASS_SCALE, BEHIND_SCALE = (0.5, 0.36), 0.045, 0.15
+
+
+def _log_densities(member: int, image: str) -> tuple[Tensor, Tensor]:
+    """Of the member's classes and of its background, at an image."""
     import torch
 
     from oneflare.models.rules.density import Gaussians
 
+    eye = torch.eye(2, dtype=torch.float64)[None]
+    means = torch.tensor([[place for _, place in OWNED[member]]], dtype=torch.float64)
+    known = Gaussians.of(means, CLASS_SCALE**2 * eye, torch.ones(1, 2))
+    unknown = Gaussians.of(torch.tensor([[BEHIND]], dtype=torch.float64), BEHIND_SCALE**2 * eye, torch.ones(1, 1))
+    point = torch.tensor([SEEN[member][image]])
+    return known.log_densities(0, point)[0], unknown.log_densities(0, point)[0]
+
+
+def density() -> Drawing:
+    """Two members' feature spaces, the same two images in each, and what the density ratio makes of them."""
+    import torch
+
     picture = Drawing(372, "Each member speaks about an image as far as its own feature space knows it")
     generator = torch.Generator().manual_seed(3)
-    owned = {0: (("cat", (0.28, 0.70)), ("dog", (0.62, 0.74))), 1: (("car", (0.24, 0.72)), ("ship", (0.78, 0.66)))}
-    seen = {0: {"x": (0.60, 0.71), "y": (0.50, 0.30)}, 1: {"x": (0.46, 0.34), "y": (0.26, 0.70)}}
-    side, scale, behind = 220.0, 0.045, 0.15
-    for member, classes in owned.items():
+    side = 220.0
+    for member, classes in enumerate(OWNED):
         left, top = 40 + 350 * member, 46
         picture.text(left, 30, f"Member {'AB'[member]} has {classes[0][0]}s and {classes[1][0]}s", "t b")
         picture.box(left, top, side, side)
-        noise = torch.tensor([0.5, 0.36]) + behind * torch.randn(60, 2, generator=generator)
+        noise = torch.tensor(BEHIND) + BEHIND_SCALE * torch.randn(60, 2, generator=generator)
         for x, y in noise.clamp(0.03, 0.97).tolist():
             picture.dot(left + side * x, top + side * (1 - y), 2, "m")
-        means = torch.tensor([[place for _, place in classes]], dtype=torch.float64)
         for index, (name, place) in enumerate(classes):
-            for x, y in (torch.tensor(place) + scale * torch.randn(30, 2, generator=generator)).tolist():
+            for x, y in (torch.tensor(place) + CLASS_SCALE * torch.randn(30, 2, generator=generator)).tolist():
                 picture.dot(left + side * x, top + side * (1 - y), 2.4, f"f{2 * member + index}")
             picture.text(
                 left + side * place[0] - 12, top + side * (1 - place[1]) - 32, name, f"f{2 * member + index} s"
             )
-        eye = torch.eye(2, dtype=torch.float64)[None]
-        known = Gaussians.of(means, scale**2 * eye, torch.ones(1, 2))
-        unknown = Gaussians.of(torch.tensor([[[0.5, 0.36]]], dtype=torch.float64), behind**2 * eye, torch.ones(1, 1))
-        for name, place in seen[member].items():
-            point = torch.tensor([place])
-            ratios = (known.log_densities(0, point) - unknown.log_densities(0, point))[0]
+        for name, place in SEEN[member].items():
+            known, unknown = _log_densities(member, name)
+            ratios = known - unknown
             x, y = left + side * place[0], top + side * (1 - place[1])
             picture.dot(x, y, 5.5, "t")
             best = int(ratios.argmax())
@@ -393,6 +408,32 @@ def density() -> Drawing:
         40, 344, "Image y is a car: B knows it. The numbers are log ratios of the two densities at the image,", "m s"
     )
     picture.text(40, 364, "for the member's likeliest class.", "m s")
+    return picture
+
+
+def answer() -> Drawing:
+    """What each member would say of two images alone, and what they say together, weighted by what they know."""
+    import torch
+
+    picture = Drawing(330, "Alone every member names one of its own classes; together the one who knows is heard")
+    names = [name for classes in OWNED for name, _ in classes]
+    for row, (image, truth) in enumerate((("x", "dog"), ("y", "car"))):
+        top = 56 + 124 * row
+        densities = [_log_densities(member, image) for member in range(2)]
+        alone = [known.softmax(0).tolist() for known, _ in densities]
+        together = torch.cat([known - unknown for known, unknown in densities]).softmax(0).tolist()
+        columns = [("A alone", [*alone[0], 0.0, 0.0]), ("B alone", [0.0, 0.0, *alone[1]]), ("together", together)]
+        picture.text(24, top + 44, f"image {image}", "t b")
+        picture.text(24, top + 64, f"(a {truth})", "m s")
+        for column, (title, shares) in enumerate(columns):
+            left = 130 + 190 * column
+            if row == 0:
+                picture.text(left + 75, 30, title, "t b", "middle")
+            for index, (name, share) in enumerate(zip(names, shares, strict=True)):
+                x = left + 40 * index
+                picture.box(x, top + 76 - 70 * share, 26, max(70 * share, 1.0), f"f{index}", 2)
+                picture.text(x + 13, top + 92, name, "m s", "middle")
+    picture.text(24, 316, "Height: probability. A has cats and dogs, B has cars and ships.", "m s")
     return picture
 
 
@@ -504,6 +545,7 @@ PICTURES: dict[str, Callable[[], Drawing]] = {
     "lambda": lambda_rules,
     "fusion": fusion,
     "density": density,
+    "answer": answer,
     "analytic": analytic,
     "privacy": privacy,
 }

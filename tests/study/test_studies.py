@@ -15,21 +15,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from oneflare.cli import study_progress
+from oneflare.cli.main import app
 from oneflare.client.observer import Observer, Outcome
 from oneflare.core.files import exclusive, read_json
 from oneflare.simulation.stages import read_result
+from oneflare.study import headline as headline_of_readme
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import make_plan, unique_cells
+from oneflare.study.claims import open_cells
 from oneflare.study.declare import read_declaration
 from oneflare.study.execute import is_complete, run_cells
-from oneflare.study.findings import rounded
+from oneflare.study.findings import Findings, rounded
 from oneflare.study.headline import END, MEASURED_AGAIN, START, headline, with_headline
 from oneflare.study.markdown import to_markdown
 from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
+from oneflare.study.summary import judged_claims, summary_page, tally
 from shared import COMMAND, oneflare
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +61,7 @@ claims:
     tests: [{kind: trend, arm: v11, than: fafi, below: 0}]
   - id: K3
     text: Lambda stays small
-    tests: [{kind: every, arm: v11, quantity: largest_raw, below: 1000}]
+    tests: [{kind: quantity, arm: v11, quantity: largest_raw, below: 1000}]
 figures: [{kind: lambda, title: L}]
 log: [{settings: none, values: {fafi: 50}}]
 """
@@ -143,6 +148,33 @@ def test_claims_are_judged_on_the_runs(tiny):
     assert trend.values == pytest.approx([100 * (a - b) for a, b in zip(*gaps, strict=True)], abs=1e-3)
     assert claims["K3"].verdict == "confirmed"
     assert len(claims["K3"].tests) == 2
+
+
+def test_seeds_are_added_where_a_claim_is_undecided(tiny, tmp_path, monkeypatch):
+    """Two seeds decide nothing, so the arms of an open claim get a third; an arm of no claim does not."""
+    folder, plan = tiny
+    scale = replace(SCALES["smoke"], looks=(2, 3))
+    wider = {"fafi": plan.declaration.arms["fafi"], "v11": plan.declaration.arms["v11"]}
+    wider["other"] = plan.declaration.arms["fafi"].model_copy(update={"settings": {"train": {"lr": 0.2}}})
+    growing = make_plan(plan.declaration.model_copy(update={"arms": wider}), scale)
+    assert len(growing.first_cells) == 3 * 2 * 2
+    nothing = open_cells(Findings(growing, tmp_path))
+    assert {(cell.experiment.method, cell.experiment.seed) for cell in nothing} == {
+        (method, seed) for method in ("fafi", "uncertainty_coupled") for seed in (0, 1)
+    }
+    assert {cell.experiment.train.lr for cell in nothing} == {plan.cell(plan.places[0], "fafi", 0).experiment.train.lr}
+    content = collect(growing, folder / "runs")
+    (lambda_stays,) = (claim for claim in content.claims if claim.id == "K3")
+    assert lambda_stays.verdict == "confirmed"
+    assert [len(test.values) for test in lambda_stays.tests] == [3, 3]
+    once = next(claim for claim in collect(plan, folder / "runs").claims if claim.id == "K3")
+    assert lambda_stays.p_value == pytest.approx(2 * once.p_value, rel=1e-4), "two looks share the error"
+    monkeypatch.setitem(SCALES, "smoke", scale)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    invoked = CliRunner().invoke(app, ["study", "tiny.yaml", "--processes", "1", "--runs", str(folder / "runs")])
+    assert invoked.exit_code == 0, invoked.output
+    assert json.loads(Path("results/tiny/smoke.json").read_text())["looks"] == [2, 3]
 
 
 def test_results_are_written_as_json_and_markdown(tiny, tmp_path):
@@ -327,7 +359,7 @@ def test_the_readme_shows_the_results():
 
 
 def test_kept_results_agree_with_their_markdown():
-    for path in sorted(ROOT.glob("results/*/smoke.json")) + sorted(ROOT.glob("results/*/small.json")):
+    for path in sorted(ROOT.glob("results/*/smoke.json")) + sorted(ROOT.glob("results/*/decisive.json")):
         content = StudyResult.read(path)
         assert path.with_suffix(".md").read_text() == to_markdown(content), path
         for cell in content.cells:
@@ -340,15 +372,37 @@ def test_a_headline_without_results_says_that_they_are_being_measured(tmp_path):
     assert (ROOT / "results" / "README.md").exists()
 
 
-def test_the_headline_takes_the_largest_scale(tiny, tmp_path):
+def test_the_headline_takes_the_largest_scale(tiny, tmp_path, monkeypatch):
     folder, plan = tiny
+    monkeypatch.setattr(headline_of_readme, "find_declaration", lambda _: plan.declaration)
     content = replace(collect(plan, folder / "runs"), study="table1")
     write_results(content, tmp_path)
-    assert "Scale `smoke`" in headline(tmp_path)
-    assert "K3" not in headline(tmp_path), "a smoke run decides nothing about the log"
-    write_results(replace(content, scale="small"), tmp_path)
+    assert "results/table1/smoke.md" in headline(tmp_path)
+    assert "claims" not in headline(tmp_path), "a smoke run decides nothing about the log"
+    write_results(replace(content, scale="decisive"), tmp_path)
     text = headline(tmp_path)
-    assert "Scale `small`" in text
-    assert "results/table1/small.md" in text
-    assert "K3" in text
+    assert "results/table1/decisive.md" in text
+    assert "Of 3 claims" in text
     assert with_headline(f"a\n{START}\nold\n{END}\nb", tmp_path) == f"a\n{START}\n\n{text}\n\n{END}\nb"
+
+
+def test_the_summary_corrects_for_the_number_of_claims(tiny, tmp_path):
+    """One clear and many doubtful verdicts: the doubtful ones are undecided among so many, and the page says so."""
+    folder, plan = tiny
+    content = collect(plan, folder / "runs")
+    sure, weak = (
+        replace(content.claims[0], id=f"C{n}", verdict="confirmed", p_value=p) for n, p in ((1, 0.001), (2, 0.045))
+    )
+    claims = (
+        sure,
+        *(replace(weak, id=f"C{n}") for n in range(2, 6)),
+        replace(weak, id="C6", verdict="undecided", p_value=None),
+    )
+    write_results(replace(content, study="table1", scale="decisive", claims=claims), tmp_path)
+    found = judged_claims(tmp_path)
+    assert [judged.verdict for judged in found] == ["confirmed"] + 5 * ["undecided"]
+    assert tally(found) == "1 confirmed, 5 undecided"
+    page = summary_page(found)
+    assert page.count("undecided among so many (confirmed alone)") == 4
+    assert "[C1](table1/decisive.md)" in page
+    assert "3 seeds" in page

@@ -12,7 +12,7 @@ import click
 PACKAGE = Path(__file__).parent.parent
 ROOMS = {
     "FUSIONS": "fusion/**/*.py",
-    "SOURCES": "data/sources.py",
+    "SOURCES": "data/*.py",
     "BACKBONES": "nn/backbone_kinds.py",
     "ENCODERS": "nn/encoders.py",
     "CONTROLLERS": "objective/controllers/*.py",

@@ -284,7 +284,7 @@ def study_results(content: StudyResult) -> None:
             table.add_row(row.short_label, row.fusion, percent(cell), points(cell.difference))
         console.print(table)
     for claim in content.claims:
-        console.print(f"{claim.verdict:9}  {claim.id}: {claim.text}", markup=False)
+        console.print(f"{claim.verdict:13}  {claim.id}: {claim.text}", markup=False)
 
 
 def findings(content: StudyReport) -> None:

@@ -14,7 +14,7 @@ from oneflare.cli.options import Json, Quiet
 if TYPE_CHECKING:
     from oneflare.client.observer import Outcome
     from oneflare.core.layers import Layer
-    from oneflare.study.cells import StudyPlan
+    from oneflare.study.cells import Cell, StudyPlan
 
 LABORATORY = "lambda"
 
@@ -31,7 +31,9 @@ Words = Annotated[
 ]
 ScaleName = Annotated[
     str,
-    typer.Option("--scale", "-s", help="The scale: smoke, small or paper.", autocompletion=complete.complete_scales),
+    typer.Option(
+        "--scale", "-s", help="The scale: smoke, small, decisive or paper.", autocompletion=complete.complete_scales
+    ),
 ]
 Seeds = Annotated[
     int | None,
@@ -39,7 +41,8 @@ Seeds = Annotated[
         "--seeds",
         "-n",
         min=1,
-        help="Run this many seeds, from 0 to n-1; default: 3, unless the scale states another number.",
+        help="Run this many seeds, from 0 to n-1; default: 3. At the scale decisive: at most this many (default: 20), "
+        "beginning with 5 and adding seeds while a claim is undecided.",
     ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="Also run the additional data sets and alphas of each study.")]
@@ -110,16 +113,26 @@ def study(
 
 
 def _run(plans: list[StudyPlan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
-    """The cells that failed."""
+    """Run the first seeds of every cell, then more where a claim is undecided; returns the cells that failed."""
+    from oneflare.cli import show
     from oneflare.cli.study_progress import study_progress
-    from oneflare.study.cells import unique_cells
+    from oneflare.study.cells import merged, unique_cells
+    from oneflare.study.claims import open_cells
     from oneflare.study.estimate import estimate
-    from oneflare.study.execute import run_cells
+    from oneflare.study.execute import is_complete, run_cells
+    from oneflare.study.findings import Findings
 
     cells = unique_cells(plans)
-    with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as observer:
-        outcomes = run_cells(cells, runs, processes=processes, observer=observer)
-    return [outcome for outcome in outcomes if outcome.status == "failed"]
+    failed: dict[str, Outcome] = {}
+    while cells:
+        with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as observer:
+            outcomes = run_cells(cells, runs, processes=processes, observer=observer)
+        failed |= {outcome.cell: outcome for outcome in outcomes if outcome.status == "failed"}
+        wanted = merged(cell for plan in plans for cell in open_cells(Findings(plan, runs)))
+        cells = [cell for cell in wanted if cell.name not in failed and not is_complete(cell, runs)]
+        if cells and not quiet:
+            show.note(f"undecided claims need {len(cells)} more cells")
+    return list(failed.values())
 
 
 def _report(plans: list[StudyPlan], runs: Path, out: Path, *, json: bool, quiet: bool) -> None:
@@ -157,7 +170,7 @@ def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool)
 def _dry_run(plans: list[StudyPlan], runs: Path, processes: int | None, *, json: bool) -> None:
     from oneflare.cli import show
     from oneflare.simulation.engines import default_workers
-    from oneflare.study.cells import unique_cells
+    from oneflare.study.cells import merged, unique_cells
     from oneflare.study.estimate import duration, estimate
     from oneflare.study.execute import is_complete
 
@@ -181,8 +194,22 @@ def _dry_run(plans: list[StudyPlan], runs: Path, processes: int | None, *, json:
         return
     for cell in cells:
         show.line(f"{cell.name}  {'done' if done[cell.name] else duration(seconds[cell.name])}")
-    left = sum(seconds[name] for name, complete in done.items() if not complete)
     at_once = processes or default_workers()
     show.line(
-        f"{len(cells)} cells, {sum(done.values())} done; about {duration(left / at_once)} left with {at_once} at once"
+        f"{len(cells)} cells, {sum(done.values())} done; about {duration(_left(cells, runs) / at_once)} left with "
+        f"{at_once} at once"
     )
+    most = merged(cell for plan in plans for cell in plan.cells.values())
+    if len(most) > len(cells):
+        show.line(
+            f"up to {len(most)} cells and {duration(_left(most, runs) / at_once)} if every claim needs all its seeds"
+        )
+
+
+def _left(cells: list[Cell], runs: Path) -> float:
+    """Estimated seconds of one core for what is not complete."""
+    from oneflare.study.estimate import estimate
+    from oneflare.study.execute import is_complete
+
+    seconds = estimate(cells, runs)
+    return sum(seconds[cell.name] for cell in cells if not is_complete(cell, runs))

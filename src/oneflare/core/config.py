@@ -97,6 +97,13 @@ class PartitionConfig(Section):
     shards: int = Field(2, ge=1, le=100_000, description="shards per client for kind=shards")
     min_samples: int = Field(1, ge=0, description="redraw (a bounded number of times) until clients have this")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments for kind=flwr:NAME")
+    label_noise: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of wrong labels at the first `noisy_clients` clients; default: none",
+    )
+    noisy_clients: int | None = Field(None, ge=1, description="how many clients have wrong labels; default: 1")
 
 
 class AugmentConfig(Section):
@@ -367,7 +374,8 @@ class Experiment(Section):
     def partition_digest(self) -> str:
         """Identifies who owns what; shared by all methods that are compared."""
         absent = {key for key in ("public", "pixels", "skip_damaged", "patients") if getattr(self.data, key) is None}
-        return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(), self.seed])
+        quiet = {key for key in ("label_noise", "noisy_clients") if getattr(self.partition, key) is None}
+        return digest_of([self.data.model_dump(exclude=absent), self.partition.model_dump(exclude=quiet), self.seed])
 
 
 def _present(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from oneflare.data.augment import Augmentation
 from oneflare.data.dataset import ClientData, Dataset, ImageSpec, Split, from_arrays, prepare
 from oneflare.data.given import data_digest, given_data
+from oneflare.data.natural import digit_sources
 from oneflare.data.partition import PARTITIONS, Partition, split_clients
 from oneflare.data.sources import SOURCES, load
 
@@ -16,6 +17,7 @@ __all__ = [
     "Partition",
     "Split",
     "data_digest",
+    "digit_sources",
     "from_arrays",
     "given_data",
     "load",

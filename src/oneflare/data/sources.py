@@ -39,7 +39,9 @@ def load(config: DataConfig, reader: Reader = PIXELS) -> Dataset:
     source = SOURCES[config.name].factory
     reads = "reader" in inspect.signature(source).parameters
     dataset = source(config, reader=reader) if reads else source(config)
-    dataset = dataset.subset(config.train_size, config.test_size, config.seed).set_aside(config.public, config.seed)
+    if dataset.owners is None:  # a source whose images have owners draws from each of them itself
+        dataset = dataset.subset(config.train_size, config.test_size, config.seed)
+    dataset = dataset.set_aside(config.public, config.seed)
     return dataset if reads else read_again(dataset, config.image_size, reader)
 
 

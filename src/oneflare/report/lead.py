@@ -59,6 +59,15 @@ def of_panel(panel: Panel, first: Result) -> list[str]:
     return [opening, *winner(rows)]
 
 
+ENDINGS = {
+    "confirmed": ("is confirmed", "are confirmed"),
+    "refuted": ("is refuted", "are refuted"),
+    "no difference": ("shows no difference of a point or more", "show no difference of a point or more"),
+    "undecided": ("is undecided", "are undecided"),
+}
+"""what is said of one claim, and of several"""
+
+
 def of_study(
     panels: Sequence[Panel], verdicts: Sequence[TestedClaim], scale: str, seeds: int, missing: int
 ) -> list[str]:
@@ -82,12 +91,13 @@ def of_study(
 def tally(verdicts: Sequence[TestedClaim]) -> str:
     """How the claims fared."""
     found = [verdict.verdict for verdict in verdicts]
-    counts = [(found.count(word), word) for word in ("confirmed", "refuted", "undecided") if word in found]
+    counts = [(found.count(word), word) for word in ENDINGS if word in found]
     if len(found) == 1:
-        return f"The claim is {found[0]}."
+        return f"The claim {ENDINGS[found[0]][0]}."
     if len(counts) == 1:
-        return f"{'Both' if len(found) == 2 else f'All {len(found)}'} claims are {found[0]}."
-    return f"Of {len(found)} claims {listed([f'{number} {_is(number)} {word}' for number, word in counts])}."
+        return f"{'Both' if len(found) == 2 else f'All {len(found)}'} claims {ENDINGS[found[0]][1]}."
+    parts = [f"{number} {ENDINGS[word][0 if number == 1 else 1]}" for number, word in counts]
+    return f"Of {len(found)} claims {listed(parts)}."
 
 
 def winner(rows: Sequence[Row]) -> list[str]:
@@ -115,11 +125,8 @@ def winner(rows: Sequence[Row]) -> list[str]:
         return [f"{sentence}; with one seed nobody can say whether that would repeat."]
     low, high = found.interval
     ahead = sum(value > 0 for value in found.values)
-    sure = {
-        "confirmed": "which is more than chance",
-        "undecided": "which may be chance",
-        "refuted": "which may be chance",
-    }[judge(found, 0.0, "above")]
+    certain = judge(found, 0.0, "above").verdict == "confirmed"
+    sure = "which is more than chance" if certain else "which may be chance"
     few = f" (fewer than {FEWEST_SEEDS} seeds decide nothing)" if len(shared) < FEWEST_SEEDS else ""
     interval = f"95\N{NO-BREAK SPACE}% interval {signed(100 * low)} to {signed(100 * high)}"
     return [f"{sentence} ({interval}, ahead on {ahead} of {len(shared)} seeds), {sure}{few}."]
@@ -158,7 +165,3 @@ def _clients(number: int) -> str:
 
 def _seeds(number: int) -> str:
     return f"{number} seed{'' if number == 1 else 's'}"
-
-
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"

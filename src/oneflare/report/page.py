@@ -19,7 +19,7 @@ from oneflare.simulation.stages import read_result
 from oneflare.study import Comparison
 from oneflare.study.compare import FILE, read_comparison
 
-SIGNS = {"confirmed": "✔", "refuted": "✘", "undecided": "?"}
+SIGNS = {"confirmed": "✔", "refuted": "✘", "no difference": "≈", "undecided": "?"}
 SCRIPTS = ("chart.js", "figures.js", "page.js", "frame.js")
 STYLES = ("page.css",)
 SHOW_ALL_PANELS = 3

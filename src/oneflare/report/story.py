@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from oneflare.study.inference import Difference
+from oneflare.study.inference import Difference, Verdict
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Test:
     side: Literal["above", "below"]
     threshold: float
     unit: str
-    verdict: Literal["confirmed", "refuted", "undecided"]
+    verdict: Verdict
 
     @property
     def digits(self) -> str:
@@ -56,7 +56,7 @@ class TestedClaim:
 
     name: str
     claim: str
-    verdict: Literal["confirmed", "refuted", "undecided"]
+    verdict: Verdict
     tests: list[Test]
     reference: str = ""
     """what the research log reports, with its settings; never mixed with ours"""

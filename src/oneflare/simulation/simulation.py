@@ -17,8 +17,10 @@ from oneflare.client.files import ClientSummary, snapshot_epochs
 from oneflare.client.observer import Observer
 from oneflare.client.start import make_contract
 from oneflare.core.config import Experiment
-from oneflare.data import Dataset, split_clients
+from oneflare.data import Dataset, Partition, split_clients
 from oneflare.data.partition import partition_of
+from oneflare.data.wrong_labels import with_wrong_labels
+from oneflare.errors import ConfigError
 from oneflare.fusion import UploadSet, Workspace, build_fusion, without_faulty
 from oneflare.metrics import TimedFusion, evaluate, fuse_timed
 from oneflare.nn import ANCHORS
@@ -40,6 +42,19 @@ from oneflare.simulation.training import train_clients, workers_for
 from oneflare.upload import Upload, read_upload
 
 
+def _partition(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Who owns what: as the data say, or as the experiment divides them."""
+    labels, classes, split = dataset.train.labels.numpy(), len(dataset.classes), experiment.partition
+    if dataset.owners is None:
+        return split_clients(labels, classes, split, experiment.seed)
+    if (split.kind, split.clients) != ("given", len(dataset.owners)):
+        raise ConfigError(
+            f"the images of data={dataset.name} come with their owners; set partition.kind=given "
+            f"clients={len(dataset.owners)}"
+        )
+    return partition_of("given", dataset.owners, labels, classes)
+
+
 class Simulation(Setup):
     """All steps of one experiment: train, collect, fuse and measure."""
 
@@ -48,11 +63,13 @@ class Simulation(Setup):
         cls, experiment: Experiment, files: RunFiles, dataset: Dataset, encoder: nn.Module | None = None
     ) -> Simulation:
         """Divide the data among clients, unless they have owners already, and agree on the contract."""
-        labels, classes = dataset.train.labels.numpy(), len(dataset.classes)
-        if dataset.owners is not None:
-            partition = partition_of("given", dataset.owners, labels, classes)
-        else:
-            partition = split_clients(labels, classes, experiment.partition, experiment.seed)
+        partition = _partition(experiment, dataset)
+        split = experiment.partition
+        if split.label_noise is not None:
+            noisy = split.noisy_clients or 1
+            dataset = with_wrong_labels(dataset, partition.indices, split.label_noise, noisy, experiment.seed)
+            labels = dataset.train.labels.numpy()
+            partition = partition_of(partition.kind, partition.indices, labels, len(dataset.classes))
         contract = make_contract(
             experiment,
             dataset.image,

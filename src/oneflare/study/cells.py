@@ -71,12 +71,23 @@ class StudyPlan:
 
     declaration: Declaration
     scale: Scale
-    seeds: tuple[int, ...]
+    looks: tuple[int, ...]
+    """numbers of seeds at which verdicts are looked for; the first is always run"""
     places: tuple[Place, ...]
     cells: dict[tuple[str, str, int], Cell]
     """by place, arm and seed"""
     overrides: dict[str, Any] = field(default_factory=dict)
     """what the command line has changed in every cell"""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All that may be needed."""
+        return tuple(range(self.looks[-1]))
+
+    @property
+    def first_cells(self) -> list[Cell]:
+        """What is run before the first look."""
+        return [cell for (_, _, seed), cell in self.cells.items() if seed < self.looks[0]]
 
     @property
     def summary(self) -> str:
@@ -112,7 +123,7 @@ def make_plan(
     grids = declaration.grids(scale.name)
     if not grids:
         raise ConfigError(f"study {declaration.name} declares no places for --scale {scale.name}")
-    numbers = tuple(range(seeds or scale.seeds))
+    looks = scale.looks_until(seeds)
     overrides = merge(overrides or {})
     for key in ("method", "seed", "fusions"):
         if key in overrides:
@@ -124,14 +135,14 @@ def make_plan(
             own = merge(arm.settings, arm.scales.get(scale.name, {}))
             layer = merge(scale.layer(place.data, place.alpha, place.clients), settings, own, overrides)
             wanted = _fusions(arm.method, arm.fusions or declaration.fusions)
-            for seed in numbers:
+            for seed in range(looks[-1]):
                 cell_layer = merge(layer, {"method": arm.method, "seed": seed})
                 experiment = resolve(cell_layer, {"fusions": wanted})
                 split = experiment.partition
                 actual = Place(experiment.data.name, split.alpha, split.clients)
                 places[actual.id] = actual
                 cells[actual.id, name, seed] = Cell(cell_layer, experiment)
-    return StudyPlan(declaration, scale, numbers, tuple(places.values()), cells, overrides)
+    return StudyPlan(declaration, scale, looks, tuple(places.values()), cells, overrides)
 
 
 def dotted(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -143,21 +154,27 @@ def dotted(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _fusions(method: str, wanted: Sequence[str]) -> list[str]:
-    """The method's own first, then what the table asks for."""
-    own = [str(name) for name in find_method(method).recipe.get("fusions", ())]
-    return list(dict.fromkeys([*own, *wanted]))
+def _fusions(method: str, wanted: Sequence[str]) -> list[Any]:
+    """The method's own first, with its settings, then what the table asks for."""
+    own = {_name_of(spec): spec for spec in find_method(method).recipe.get("fusions", ())}
+    return list((own | {name: name for name in wanted if name not in own}).values())
+
+
+def _name_of(spec: Any) -> str:
+    return str(spec["name"] if isinstance(spec, Mapping) else spec)
 
 
 def unique_cells(plans: Iterable[StudyPlan]) -> list[Cell]:
+    """What the plans need before their first look."""
+    return merged(cell for plan in plans for cell in plan.first_cells)
+
+
+def merged(cells: Iterable[Cell]) -> list[Cell]:
     """Each training once, in the order in which studies ask for it, with all fusions that any of them reads."""
     found: dict[str, Cell] = {}
-    for plan in plans:
-        for cell in plan.cells.values():
-            name = cell.name
-            if name in found:
-                cell = _joined(found[name], cell)
-            found[name] = cell
+    for cell in cells:
+        name = cell.name
+        found[name] = _joined(found[name], cell) if name in found else cell
     return list(found.values())
 
 

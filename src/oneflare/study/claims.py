@@ -1,18 +1,20 @@
-"""Tests the claims of a study: figures by seed, an interval and a verdict for each."""
+"""Tests the claims of a study: figures by seed, an interval and a verdict for each.
+
+A verdict is looked for at each number of seeds of the plan in turn, and the first that is clear stays.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from oneflare.study.cells import Place
+from oneflare.study.cells import Cell, Place
 from oneflare.study.declare import Claim, Statement
 from oneflare.study.findings import Findings, Finished, Trace, rounded
-from oneflare.study.inference import Difference, difference, joint, judge, judge_every
+from oneflare.study.inference import MARGIN, UNDECIDED, Difference, Judgement, Side, difference, joint, judge
 from oneflare.study.records import ClaimResult, StatementResult
-
-Side = Literal["above", "below"]
 
 
 def end_over_peak(trace: Trace) -> float:
@@ -32,6 +34,8 @@ def rise(trace: Trace) -> float:
     return trace[-1]["lambda_raw"] / trace[len(trace) // 2]["lambda_raw"]
 
 
+SMALLEST = 1e-12
+"""what a lambda of 0 counts as, where logarithms are compared"""
 OF_TRACES: dict[str, Callable[[Trace], float]] = {
     "end_over_peak": end_over_peak,
     "largest_raw": largest_raw,
@@ -52,33 +56,130 @@ def judge_claims(findings: Findings) -> tuple[ClaimResult, ...]:
     return tuple(_claim(findings, claim) for claim in findings.plan.declaration.claims)
 
 
+def open_cells(findings: Findings) -> list[Cell]:
+    """The cells that undecided claims need for their next look; none when all are decided or have had their last."""
+    found = []
+    for claim in findings.plan.declaration.claims:
+        tried = list(_trials(findings, claim))
+        if joint(trial.judged[1] for trial in tried).verdict == "undecided":
+            found += [cell for trial in tried if trial.judged[1] is UNDECIDED for cell in trial.next_cells()]
+    return found
+
+
 def _claim(findings: Findings, claim: Claim) -> ClaimResult:
-    tests = tuple(row for test in claim.tests for row in _test(findings, test))
-    return ClaimResult(claim.id, claim.text, claim.log, joint(row.verdict for row in tests), tests)
+    tried = list(_trials(findings, claim))
+    whole = joint(trial.judged[1] for trial in tried)
+    tests = tuple(_row(trial) for trial in tried)
+    return ClaimResult(claim.id, claim.text, claim.log, whole.verdict, rounded(whole.p_value), tests)
 
 
-def _test(findings: Findings, test: Statement) -> Iterator[StatementResult]:
-    """One row per place where the test applies."""
-    side: Side = "above" if test.above is not None else "below"
-    threshold = test.above if test.above is not None else test.below
-    assert threshold is not None
-    places = [place for place in findings.plan.places if _applies(test, place)]
-    if test.kind == "trend":
-        for low, high in _ends(places):
-            yield _judged(test, f"{low.id} against {high.id}", _trend(findings, test, low, high), side, threshold)
-        return
-    for place in places:
-        if test.kind == "every":
-            yield _every(findings, test, place, side, threshold)
-        else:
-            yield _judged(test, place.id, _difference(findings, test, place), side, threshold)
+@dataclass(frozen=True)
+class Trial:
+    """One statement at one place; a trend has two."""
+
+    findings: Findings
+    test: Statement
+    places: tuple[Place, ...]
+
+    @property
+    def side(self) -> Side:
+        return "above" if self.test.above is not None else "below"
+
+    @property
+    def threshold(self) -> float:
+        threshold = self.test.above if self.test.above is not None else self.test.below
+        assert threshold is not None
+        return threshold
+
+    @property
+    def by_logarithm(self) -> bool:
+        """Lambdas and their ratios spread over decades."""
+        return self.test.kind == "quantity" and self.test.quantity != "accuracy_lost"
+
+    @property
+    def margin(self) -> float | None:
+        """Within which a difference from 0 counts as none; None for quantities and other thresholds."""
+        return MARGIN if self.test.kind != "quantity" and self.threshold == 0 else None
+
+    @cached_property
+    def judged(self) -> tuple[Difference | None, Judgement]:
+        """What the last look has seen, and the verdict."""
+        found: Difference | None = None
+        looks = self.findings.plan.looks
+        for look in looks:
+            sample = self.sample(look)
+            if sample is None:
+                break
+            found = sample
+            if len(sample.values) < look:
+                break
+            threshold = math.log10(self.threshold) if self.by_logarithm else self.threshold
+            judgement = judge(sample, threshold, self.side, looks=len(looks), margin=self.margin)
+            if judgement is not UNDECIDED:
+                return found, judgement
+        return found, UNDECIDED
+
+    def sample(self, first: int) -> Difference | None:
+        """The figures of the first seeds: points of accuracy, per cent of another measure, or a quantity."""
+        if self.test.kind == "trend":
+            return self._trend(first)
+        if self.test.kind == "quantity":
+            return self._quantities(first)
+        (place,) = self.places
+        assert self.test.than is not None
+        if self.test.measure == "accuracy":
+            found = self.findings.difference(place, self.test.arm, self.test.than, first)
+            return None if found is None else _in_points(found)
+        gaps = []
+        for one, other in self.findings.paired(place, self.test.arm, self.test.than, first):
+            ours, theirs = one.diagnostic(self.test.measure), other.diagnostic(self.test.measure)
+            if ours is not None and theirs is not None:
+                gaps.append(100 * (ours / theirs - 1))
+        return difference(gaps) if gaps else None
+
+    def _trend(self, first: int) -> Difference | None:
+        assert self.test.than is not None
+        at_low, at_high = (
+            {
+                one.seed: one.accuracy - other.accuracy
+                for one, other in self.findings.paired(place, self.test.arm, self.test.than, first)
+            }
+            for place in self.places
+        )
+        gaps = [100 * (at_low[seed] - at_high[seed]) for seed in at_low if seed in at_high]
+        return difference(gaps) if gaps else None
+
+    def _quantities(self, first: int) -> Difference | None:
+        (place,) = self.places
+        values = [_quantity(self.test, one) for one in self.findings.at(place, self.test.arm, first)]
+        if self.by_logarithm:
+            values = [math.log10(max(value, SMALLEST)) for value in values]
+        return difference(values) if values else None
+
+    def next_cells(self) -> list[Cell]:
+        """All cells up to the first look that lacks some."""
+        plan, rows = self.findings.plan, self.findings.rows
+        arms = [rows[name].arm for name in (self.test.arm, self.test.than) if name is not None]
+        found, _ = self.judged
+        seen = 0 if found is None else len(found.values)
+        look = next((look for look in plan.looks if look > seen), 0)
+        return [plan.cell(place, arm, seed) for place in self.places for arm in arms for seed in range(look)]
+
+
+def _trials(findings: Findings, claim: Claim) -> Iterator[Trial]:
+    """One for each place where a statement applies."""
+    for test in claim.tests:
+        places = [place for place in findings.plan.places if _applies(test, place)]
+        pairs = _ends(places) if test.kind == "trend" else ((place,) for place in places)
+        for where in pairs:
+            yield Trial(findings, test, where)
 
 
 def _applies(test: Statement, place: Place) -> bool:
     return test.data in (None, place.data) and test.alpha in (None, place.alpha)
 
 
-def _ends(places: list[Place]) -> Iterator[tuple[Place, Place]]:
+def _ends(places: list[Place]) -> Iterator[tuple[Place, ...]]:
     """Smallest and largest alpha of the same data and number of clients."""
     groups: dict[tuple[str, int], list[Place]] = {}
     for place in places:
@@ -89,65 +190,9 @@ def _ends(places: list[Place]) -> Iterator[tuple[Place, Place]]:
             yield ordered[0], ordered[-1]
 
 
-def _difference(findings: Findings, test: Statement, place: Place) -> Difference | None:
-    """Accuracy in points; other measures in per cent of the other arm's."""
-    assert test.than is not None
-    if test.measure == "accuracy":
-        found = findings.difference(place, test.arm, test.than)
-        return None if found is None else _in_points(found)
-    gaps = []
-    for one, other in findings.paired(place, test.arm, test.than):
-        ours, theirs = one.diagnostic(test.measure), other.diagnostic(test.measure)
-        if ours is not None and theirs is not None:
-            gaps.append(100 * (ours / theirs - 1))
-    return difference(gaps) if gaps else None
-
-
 def _in_points(found: Difference) -> Difference:
     interval = None if found.interval is None else (100 * found.interval[0], 100 * found.interval[1])
     return Difference(tuple(100 * value for value in found.values), interval, found.over_images)
-
-
-def _trend(findings: Findings, test: Statement, low: Place, high: Place) -> Difference | None:
-    assert test.than is not None
-    at_low, at_high = (
-        {one.seed: one.accuracy - other.accuracy for one, other in findings.paired(place, test.arm, test.than)}
-        for place in (low, high)
-    )
-    gaps = [100 * (at_low[seed] - at_high[seed]) for seed in at_low if seed in at_high]
-    return difference(gaps) if gaps else None
-
-
-def _judged(test: Statement, place: str, found: Difference | None, side: Side, threshold: float) -> StatementResult:
-    unit = "points" if test.measure == "accuracy" else "%"
-    name = "" if test.measure == "accuracy" else f" in {test.measure}"
-    what = f"{test.arm} - {test.than}{name}"
-    if test.kind == "trend":
-        what = f"({what}), smallest minus largest alpha,"
-    row = _row(test, place, unit, side, threshold, f"{what} is {side} {threshold:g} {unit}")
-    if found is None:
-        return row
-    return replace(
-        row,
-        values=tuple(rounded(found.values)),
-        mean=rounded(found.mean),
-        interval=None if found.interval is None else (rounded(found.interval[0]), rounded(found.interval[1])),
-        p_value=rounded(found.p_value(threshold, side)),
-        verdict=judge(found, threshold, side),
-    )
-
-
-def _every(findings: Findings, test: Statement, place: Place, side: Side, threshold: float) -> StatementResult:
-    assert test.quantity is not None
-    unit = "points" if test.quantity == "accuracy_lost" else ""
-    over = "" if test.quantity == "accuracy_lost" else f" ({test.over} over clients)"
-    what = f"{test.arm}: {WORDS[test.quantity]}{over} is {side} {threshold:g}{' ' + unit if unit else ''} on every seed"
-    row = _row(test, place.id, unit, side, threshold, what)
-    values = [_quantity(test, one) for one in findings.at(place, test.arm)]
-    if not values:
-        return row
-    mean = sum(values) / len(values)
-    return replace(row, values=tuple(rounded(values)), mean=rounded(mean), verdict=judge_every(values, threshold, side))
 
 
 def _quantity(test: Statement, one: Finished) -> float:
@@ -158,21 +203,63 @@ def _quantity(test: Statement, one: Finished) -> float:
     return max(values) if test.over == "max" else min(values)
 
 
-def _row(test: Statement, place: str, unit: str, side: Side, threshold: float, text: str) -> StatementResult:
-    """A test without figures: undecided."""
-    return StatementResult(
-        text=test.text or text,
+def _row(trial: Trial) -> StatementResult:
+    test, (found, judgement) = trial.test, trial.judged
+    row = StatementResult(
+        text=test.text or _words(trial),
         kind=test.kind,
-        place=place,
+        place=" against ".join(place.id for place in trial.places),
         arm=test.arm,
         than=test.than,
         measure=test.quantity or test.measure,
-        unit=unit,
-        side=side,
-        threshold=threshold,
+        unit=_unit(test),
+        side=trial.side,
+        threshold=trial.threshold,
         values=(),
         mean=None,
         interval=None,
         p_value=None,
-        verdict="undecided",
+        verdict=judgement.verdict,
     )
+    if found is None:
+        return row
+    shown = _powers if trial.by_logarithm else _unchanged
+    threshold = math.log10(trial.threshold) if trial.by_logarithm else trial.threshold
+    p_value = judgement.p_value if judgement.p_value is not None else found.p_value(threshold, trial.side)
+    return replace(
+        row,
+        values=tuple(rounded([shown(value) for value in found.values])),
+        mean=rounded(shown(found.mean)),
+        interval=None
+        if found.interval is None
+        else (rounded(shown(found.interval[0])), rounded(shown(found.interval[1]))),
+        p_value=rounded(p_value),
+    )
+
+
+def _powers(value: float) -> float:
+    return float(10**value)
+
+
+def _unchanged(value: float) -> float:
+    return value
+
+
+def _unit(test: Statement) -> str:
+    if test.kind == "quantity":
+        return "points" if test.quantity == "accuracy_lost" else ""
+    return "points" if test.measure == "accuracy" else "%"
+
+
+def _words(trial: Trial) -> str:
+    test, unit = trial.test, _unit(trial.test)
+    beyond = f"is {trial.side} {trial.threshold:g}{' ' + unit if unit else ''}"
+    if test.kind == "quantity":
+        assert test.quantity is not None
+        over = "" if test.quantity == "accuracy_lost" else f" ({test.over} over clients)"
+        return f"{test.arm}: {WORDS[test.quantity]}{over} {beyond}"
+    name = "" if test.measure == "accuracy" else f" in {test.measure}"
+    what = f"{test.arm} - {test.than}{name}"
+    if test.kind == "trend":
+        what = f"({what}), smallest minus largest alpha,"
+    return f"{what} {beyond}"

@@ -62,11 +62,11 @@ class Statement(Section):
     """One statement that figures can bear out.
 
     `difference`: arm - than, paired by seed, on the claimed side of a threshold (points of accuracy; per cent of
-    the other measures). `trend`: that difference at the first alpha minus the one at the last. `every`: a quantity of
-    each seed, taken over its clients, beyond a threshold on every seed.
+    the other measures). `trend`: that difference at the first alpha minus the one at the last. `quantity`: a quantity
+    of one arm, taken over the clients of each seed, whose mean over seeds is on the claimed side of a threshold.
     """
 
-    kind: Literal["difference", "trend", "every"] = "difference"
+    kind: Literal["difference", "trend", "quantity"] = "difference"
     arm: str
     than: str | None = None
     measure: Measure = "accuracy"
@@ -82,8 +82,8 @@ class Statement(Section):
     def _whole(self) -> Statement:
         if (self.above is None) == (self.below is None):
             raise ValueError("set one of above and below")
-        if (self.kind == "every") != (self.than is None) or (self.kind == "every") != (self.quantity is not None):
-            raise ValueError("a difference and a trend need than, every needs quantity")
+        if (self.kind == "quantity") != (self.than is None) or (self.kind == "quantity") != (self.quantity is not None):
+            raise ValueError("a difference and a trend need than, a statement of kind quantity needs quantity")
         return self
 
 
@@ -120,12 +120,13 @@ class Declaration(Section):
     claims: tuple[Claim, ...] = ()
     log: tuple[Reference, ...] = ()
     figures: tuple[Figure, ...] = ()
+    headline: Names = Field((), description="rows that README shows; all if absent")
     note: str = ""
 
     @model_validator(mode="after")
     def _names_exist(self) -> Declaration:
         rows = {row.id for row in self.rows()}
-        wanted = [self.baseline]
+        wanted = [self.baseline, *self.headline]
         wanted += [name for figure in self.figures for name in figure.arms or ()]
         wanted += [name for claim in self.claims for test in claim.tests for name in (test.arm, test.than) if name]
         for name in wanted:
@@ -162,11 +163,25 @@ class ArmRow:
 PAPER = ("table1", "figure1", "table2", "figure2", "table3", "figure3", "lambda_sensitivity", "clients")
 
 
+QUESTIONS = (
+    "regime",
+    "servers",
+    "sensitivity",
+    "pretrained",
+    "many_classes",
+    "natural",
+    "label_noise",
+    "peers",
+)
+"""what reviewers of this line of work ask"""
+
+
 def declared() -> dict[str, Path]:
-    """Studies that come with OneFlare: the paper's in its order, then the log's claims in theirs."""
+    """Studies that come with OneFlare: the paper's in its order, reviewers' questions, then the log's claims."""
     paths = {path.stem: path for path in FOLDER.glob("*.yaml")}
-    claims = sorted((name for name in paths if name not in PAPER), key=lambda name: int(name[1:]))
-    return {name: paths[name] for name in (*PAPER, *claims)}
+    named = (*PAPER, *QUESTIONS)
+    claims = sorted((name for name in paths if name not in named), key=lambda name: int(name[1:]))
+    return {name: paths[name] for name in (*named, *claims)}
 
 
 def find_declaration(name: str) -> Declaration:

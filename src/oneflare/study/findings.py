@@ -76,11 +76,11 @@ class Findings:
                 self._results[name] = None
         return self._results[name]
 
-    def at(self, place: Place, row: str) -> list[Finished]:
-        """In the order of seeds; those that are missing are left out."""
+    def at(self, place: Place, row: str, first: int | None = None) -> list[Finished]:
+        """In the order of seeds, the first so many (default: all); those that are missing are left out."""
         wanted = self.rows[row]
         found = []
-        for seed in self.plan.seeds:
+        for seed in self.plan.seeds[:first]:
             cell = self.plan.cell(place, wanted.arm, seed)
             result = self.result(cell)
             spec = next(spec for spec in cell.experiment.fusions if spec["name"] == wanted.fusion)
@@ -89,13 +89,13 @@ class Findings:
                 found.append(Finished(seed, cell, result, wanted.fusion))
         return found
 
-    def paired(self, place: Place, row: str, than: str) -> list[tuple[Finished, Finished]]:
-        others = {other.seed: other for other in self.at(place, than)}
-        return [(one, others[one.seed]) for one in self.at(place, row) if one.seed in others]
+    def paired(self, place: Place, row: str, than: str, first: int | None = None) -> list[tuple[Finished, Finished]]:
+        others = {other.seed: other for other in self.at(place, than, first)}
+        return [(one, others[one.seed]) for one in self.at(place, row, first) if one.seed in others]
 
-    def difference(self, place: Place, row: str, than: str) -> Difference | None:
+    def difference(self, place: Place, row: str, than: str, first: int | None = None) -> Difference | None:
         """Of accuracies, as parts of 1."""
-        pairs = self.paired(place, row, than)
+        pairs = self.paired(place, row, than, first)
         if not pairs:
             return None
         answers = [(one.answers(), other.answers()) for one, other in pairs]

@@ -1,4 +1,4 @@
-"""Writes the README's figures and the Markdown of every study from the JSON in `results/`.
+"""Writes the README's figures, the list of claims and the Markdown of every study from the JSON in `results/`.
 
 `python -m oneflare.study.headline` writes them anew.
 """
@@ -6,21 +6,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from oneflare.core.files import write_text
 from oneflare.errors import ConfigError
-from oneflare.study.declare import declared
-from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
+from oneflare.study.declare import declared, find_declaration
+from oneflare.study.markdown import percent, place_name, table, to_markdown
 from oneflare.study.records import StudyResult
+from oneflare.study.summary import SCALES, best_results, judged_claims, summary_page, tally
 
 START = "<!-- figures: written by `make headline` from results/, not by hand -->"
 END = "<!-- end of figures -->"
-SCALES = ("paper", "small", "smoke")
-"""the first that is there is shown"""
-JUDGING = ("paper", "small")
-"""six epochs on digits decide no claim"""
+CLAIMS = "claims.md"
+MAIN = "table1"
 
 MEASURED_AGAIN = (
     "The figures of the first release have been withdrawn and are being measured again: "
@@ -28,57 +26,34 @@ MEASURED_AGAIN = (
 )
 
 
-def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> StudyResult | None:
-    """At the largest scale that was run."""
-    for scale in scales:
-        path = results / study / f"{scale}.json"
-        if path.exists():
-            return StudyResult.read(path)
-    return None
-
-
 def headline(results: Path) -> str:
-    """Table 1 by method and place, then the verdict on every claim."""
-    content = best_results(results, "table1")
+    """The methods that a user would choose between, and one sentence on the claims."""
+    content = best_results(results, MAIN)
     if content is None:
         return MEASURED_AGAIN
-    seeds = len(content.seeds)
+    wanted = find_declaration(MAIN).headline
+    rows = [row for row in content.rows if not wanted or row.id in wanted]
     lines = [
-        f"Test accuracy in per cent after one upload per client, mean ± deviation over {seeds} seeds on shared "
-        f"partitions, 5 clients. Scale `{content.scale}`: {content.scale_summary}. "
-        f"[All figures](results/table1/{content.scale}.md)",
+        f"Test accuracy in per cent after one upload per client, 5 clients: {content.scale_summary}; mean ± deviation "
+        f"over {len(content.seeds)} seeds on shared partitions ([all figures](results/{MAIN}/{content.scale}.md)).",
         "",
+        *table(
+            ["method", "server", *(place_name(place) for place in content.places)],
+            [
+                [row.short_label, row.fusion, *(percent(content.cell(place.id, row.id)) for place in content.places)]
+                for row in rows
+            ],
+            words=2,
+        ),
     ]
-    columns = ["method", "server", *(place_name(place) for place in content.places)]
-    rows = [
-        [
-            row.short_label,
-            row.fusion,
-            *(percent(content.cell(place.id, row.id)) for place in content.places),
+    claims = judged_claims(results)
+    if claims:
+        lines += [
+            "",
+            f"Of {len(claims)} claims of the research log and of ours, put to the test: {tally(claims)} "
+            f"([each with its figures](results/{CLAIMS})).",
         ]
-        for row in content.rows
-    ]
-    lines += table(columns, rows, words=2)
-    return "\n".join([*lines, "", *_claims(results)])
-
-
-def _claims(results: Path) -> list[str]:
-    rows = []
-    for study in declared():
-        content = best_results(results, study, JUDGING)
-        if content is None:
-            continue
-        link = f"results/{study}/{content.scale}.md"
-        for claim in content.claims:
-            name = claim.id if claim.id.startswith(("C", "ours")) else f"{study}: {claim.id}"
-            rows.append([f"[{name}]({link})", claim.text, claim.verdict, claim.log or MISSING, content.scale])
-    if not rows:
-        return []
-    return [
-        "What the research log claims, and what we claim, put to the test (undecided: these seeds cannot tell):",
-        "",
-        *table(["claim", "what it says", "verdict", "the log's figures (one seed)", "our scale"], rows, words=5),
-    ]
+    return "\n".join(lines)
 
 
 def with_headline(text: str, results: Path) -> str:
@@ -91,13 +66,17 @@ def with_headline(text: str, results: Path) -> str:
 
 
 def main(readme: str = "README.md", results: str = "results") -> None:
+    folder = Path(results)
     for study in declared():
         for scale in SCALES:
-            source = Path(results) / study / f"{scale}.json"
+            source = folder / study / f"{scale}.json"
             if source.exists():
                 write_text(source.with_suffix(".md"), to_markdown(StudyResult.read(source)))
+    claims = judged_claims(folder)
+    if claims:
+        write_text(folder / CLAIMS, summary_page(claims))
     path = Path(readme)
-    write_text(path, with_headline(path.read_text(), Path(results)))
+    write_text(path, with_headline(path.read_text(), folder))
     print(f"written: {path}", file=sys.stderr)
 
 

@@ -17,21 +17,29 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Verdict = Literal["confirmed", "refuted", "undecided"]
+Verdict = Literal["confirmed", "refuted", "no difference", "undecided"]
+Side = Literal["above", "below"]
 Interval = tuple[float, float]
 
 LEVEL = 0.95
 ERROR = 0.05
 FEWEST_SEEDS = 3
+MARGIN = 1.0
+"""points of accuracy (per cent of another measure) below which a difference counts as none"""
 RESAMPLES = 4000
 CHUNK = 250
 RULE = (
     f"A difference is confirmed when two things agree that it is on the claimed side of its threshold: the "
     f"{LEVEL:.0%} bootstrap interval (over seeds; over seeds and test images where answers are kept) and Student's "
-    f"paired test over seeds (one-sided, p < {ERROR:g}). It is refuted when both agree on the other side, undecided "
-    f"otherwise. A statement about every seed is confirmed when it holds on all of them, refuted when on none. Fewer "
-    f"than {FEWEST_SEEDS} seeds decide nothing. A claim is confirmed when all its tests are at all its places, refuted "
-    f"when any is refuted. No correction is made for the number of claims."
+    f"paired test over seeds (one-sided, {ERROR:.0%}). It is refuted when both agree on the other side. Where the "
+    f"threshold is 0 and neither holds, there is no difference of {MARGIN:g} or more when both agree, by two one-sided "
+    f"tests, that it lies between -{MARGIN:g} and {MARGIN:g}. Otherwise it is undecided. A statement about one method "
+    f"alone is tested in the same way on a quantity of each seed, lambdas by their logarithm. Fewer than "
+    f"{FEWEST_SEEDS} seeds decide nothing. Where seeds are added until a verdict is clear, it is looked for at fixed "
+    f"numbers of seeds and the first clear verdict stays; the error is divided by the number of looks (Bonferroni). A "
+    f"claim is confirmed when all its tests are at all places, refuted when any is refuted, and shows no difference "
+    f"when the tests that are not confirmed show none. The summary over all claims keeps the verdicts that stand at a "
+    f"false discovery rate of {ERROR:.0%} (Benjamini and Hochberg 1995)."
 )
 
 
@@ -62,7 +70,7 @@ class Difference(Spread):
     """of the mean; None with one seed"""
     over_images: bool = False
 
-    def p_value(self, threshold: float = 0.0, side: Literal["above", "below"] = "above") -> float | None:
+    def p_value(self, threshold: float = 0.0, side: Side = "above") -> float | None:
         """One-sided: how likely a mean this far on the claimed side is if the truth were at the threshold."""
         return student_p([value - threshold for value in self.values], side)
 
@@ -74,7 +82,7 @@ class Difference(Spread):
         }
 
 
-def student_p(values: Sequence[float], side: Literal["above", "below"]) -> float | None:
+def student_p(values: Sequence[float], side: Side) -> float | None:
     """Student's one-sample test of mean > 0 (or < 0), one-sided; None with one value."""
     if len(values) < 2:
         return None
@@ -122,35 +130,79 @@ def difference(values: Sequence[float], answers: NDArray[np.float64] | None = No
     return Difference(tuple(values), crossed_interval(answers), over_images=True)
 
 
-def judge(found: Difference, threshold: float, side: Literal["above", "below"]) -> Verdict:
-    """RULE for a difference."""
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, and how likely one as clear is by chance."""
+
+    verdict: Verdict
+    p_value: float | None
+    """of the test behind the verdict, times the number of looks; None while undecided"""
+
+
+UNDECIDED = Judgement("undecided", None)
+
+
+def judge(found: Difference, threshold: float, side: Side, *, looks: int = 1, margin: float | None = None) -> Judgement:
+    """RULE for a difference.
+
+    looks: at how many numbers of seeds a verdict is looked for. margin: below it a difference counts as none; None
+    where "no difference" makes no sense.
+    """
     if len(found.values) < FEWEST_SEEDS or found.interval is None:
-        return "undecided"
+        return UNDECIDED
     low, high = found.interval
-    above = low > threshold and _significant(found.p_value(threshold, "above"))
-    below = high < threshold and _significant(found.p_value(threshold, "below"))
-    if not above and not below:
-        return "undecided"
-    return "confirmed" if (above if side == "above" else below) else "refuted"
+    above = _Evidence(low > threshold, found.p_value(threshold, "above"))
+    below = _Evidence(high < threshold, found.p_value(threshold, "below"))
+    claimed, opposite = (above, below) if side == "above" else (below, above)
+    between = _Evidence(False, None)
+    if margin is not None:
+        between = _Evidence(low > -margin and high < margin, equivalence_p(found.values, margin))
+    verdicts: tuple[tuple[Verdict, _Evidence], ...] = (
+        ("confirmed", claimed),
+        ("refuted", opposite),
+        ("no difference", between),
+    )
+    for verdict, evidence in verdicts:
+        if evidence.interval_agrees and evidence.p_value is not None and evidence.p_value < ERROR / looks:
+            return Judgement(verdict, min(1.0, looks * evidence.p_value))
+    return UNDECIDED
 
 
-def _significant(p_value: float | None) -> bool:
-    return p_value is not None and p_value < ERROR
+@dataclass(frozen=True)
+class _Evidence:
+    interval_agrees: bool
+    p_value: float | None
 
 
-def judge_every(values: Sequence[float], threshold: float, side: Literal["above", "below"]) -> Verdict:
-    """RULE for a statement about every seed."""
-    if len(values) < FEWEST_SEEDS:
-        return "undecided"
-    held = [value > threshold if side == "above" else value < threshold for value in values]
-    if all(held):
-        return "confirmed"
-    return "undecided" if any(held) else "refuted"
+def equivalence_p(values: Sequence[float], margin: float) -> float | None:
+    """Two one-sided tests (Schuirmann 1987): how likely values like these are if the mean were `margin` or more off."""
+    above = student_p([value + margin for value in values], "above")
+    below = student_p([value - margin for value in values], "below")
+    return None if above is None or below is None else max(above, below)
 
 
-def joint(verdicts: Iterable[Verdict]) -> Verdict:
-    """RULE for a claim of several tests."""
-    found = list(verdicts)
-    if "refuted" in found:
-        return "refuted"
-    return "confirmed" if found and all(verdict == "confirmed" for verdict in found) else "undecided"
+def joint(tests: Iterable[Judgement]) -> Judgement:
+    """RULE for a claim of several tests.
+
+    All must hold for a confirmation, so the least clear decides; any may refute, so the clearest counts as often as
+    there were tests.
+    """
+    found = list(tests)
+    refuted = [test.p_value for test in found if test.verdict == "refuted" and test.p_value is not None]
+    if refuted:
+        return Judgement("refuted", min(1.0, len(found) * min(refuted)))
+    if not found or any(test.verdict == "undecided" for test in found):
+        return UNDECIDED
+    verdict: Verdict = "confirmed" if all(test.verdict == "confirmed" for test in found) else "no difference"
+    return Judgement(verdict, max(test.p_value or 0.0 for test in found))
+
+
+def discoveries(p_values: Sequence[float | None]) -> list[bool]:
+    """Which of several verdicts stand at a false discovery rate of ERROR (Benjamini and Hochberg 1995).
+
+    Every entry counts as a test that was made, also those without a verdict (None).
+    """
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    last = max((rank for rank, (p, _) in enumerate(known, 1) if p <= ERROR * rank / len(p_values)), default=0)
+    kept = {index for _, index in known[:last]}
+    return [index in kept for index in range(len(p_values))]

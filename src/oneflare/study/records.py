@@ -16,7 +16,7 @@ from oneflare.core.records import parse_record, record_to_dict
 from oneflare.errors import RunError
 from oneflare.study.inference import Verdict
 
-SCHEMA = 1
+SCHEMA = 2
 Floats = tuple[float, ...]
 Interval = tuple[float, float]
 
@@ -137,7 +137,7 @@ class CellResult:
     seeds: tuple[int, ...]
     """that are there"""
     missing: tuple[int, ...]
-    """seeds that are not"""
+    """seeds of the first look that are not"""
     runs: tuple[str, ...]
     """folders, relative to the folder of runs"""
     accuracies: Floats
@@ -171,7 +171,7 @@ class StatementResult:
     """One number that a claim stands or falls with; values, mean, interval and threshold are in its unit."""
 
     text: str
-    kind: Literal["difference", "trend", "every"]
+    kind: Literal["difference", "trend", "quantity"]
     place: str
     arm: str
     than: str | None
@@ -185,6 +185,7 @@ class StatementResult:
     mean: float | None
     interval: Interval | None
     p_value: float | None
+    """of the test behind the verdict, times the number of looks; while undecided, of the claimed side alone"""
     verdict: Verdict
 
 
@@ -197,6 +198,8 @@ class ClaimResult:
     log: str
     """what the research log reports, with its settings"""
     verdict: Verdict
+    p_value: float | None
+    """of the verdict, over all tests and looks; None while undecided"""
     tests: tuple[StatementResult, ...]
 
 
@@ -256,9 +259,11 @@ class StudyResult:
     rule: str
     """by which verdicts are reached"""
     seeds: tuple[int, ...]
-    """that were asked for"""
+    """of the first look, which every cell needs, and those that were added while a claim was undecided"""
+    looks: tuple[int, ...]
+    """numbers of seeds at which verdicts are looked for"""
     complete: bool
-    """whether every seed of every cell is there"""
+    """whether every seed of the first look is there for every cell"""
     baseline: str
     """the row to which differences are taken"""
     places: tuple[PlaceResult, ...]

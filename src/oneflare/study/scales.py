@@ -1,9 +1,11 @@
-"""The three scales at which any study runs.
+"""The scales at which any study runs.
 
 `smoke`: the embedded digits, seconds per cell. `small`: real images on two cores, about a minute per cell.
-`paper`: the log's own settings (ResNet-18, all images, batches of 512), for a GPU. The log's rounds are checkpoints of
-one isolated training, so its rounds x local epochs are our epochs. Its split gave some images to several clients;
-here every image has one owner at every scale (`partition.kind=dirichlet_overlap` on the command line is the log's).
+`decisive`: small real images and a training long enough to judge by, minutes per cell on one core; seeds are added
+until a verdict is clear. `paper`: the log's own settings (ResNet-18, all images, batches of 512), for a GPU. The log's
+rounds are checkpoints of one isolated training, so its rounds x local epochs are our epochs. Its split gave some images
+to several clients; here every image has one owner at every scale (`partition.kind=dirichlet_overlap` on the command
+line is the log's).
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ class Scale:
     base: Layer
     by_data: Mapping[str, Layer] = field(default_factory=dict)
     """what one data set needs beside the base"""
-    seeds: int = 3
+    looks: tuple[int, ...] = (3,)
+    """numbers of seeds at which verdicts are looked for; seeds are added up to the next while a claim is undecided"""
+
+    def looks_until(self, seeds: int | None) -> tuple[int, ...]:
+        """The looks; a number of seeds that a user asks for is the last of several, or the only one."""
+        if seeds is None:
+            return self.looks
+        return (*(look for look in self.looks[:-1] if look < seeds), seeds)
 
     def layer(self, data: str, alpha: float, clients: int) -> dict[str, Any]:
         """The shared settings of all methods at one place."""
@@ -54,6 +63,17 @@ SCALES = {
                 "train": {"epochs": 5},
             },
             {"tiny-imagenet": {"data": {"train_size": 8000, "image_size": 32}}},
+        ),
+        Scale(
+            "decisive",
+            "10,000 real images at 16 x 16, all test images, ResNet-8 of width 16, {epochs}",
+            {
+                "data": {"train_size": 10000, "image_size": 16},
+                "encoder": {"name": "resnet8", "width": 16},
+                "train": {"epochs": 25, "snapshots": 0},
+                "upload": {"evidence": ["density", "moments", "class_means"]},
+            },
+            looks=(5, 10, 20),
         ),
         Scale(
             "paper",

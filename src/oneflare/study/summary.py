@@ -1,0 +1,113 @@
+"""All claims of all studies in one list, with the verdicts that stand when so many are asked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oneflare.study.declare import declared
+from oneflare.study.inference import ERROR, Verdict, discoveries
+from oneflare.study.markdown import MISSING, table
+from oneflare.study.records import ClaimResult, StatementResult, StudyResult
+
+SCALES = ("paper", "decisive", "small", "smoke")
+"""the first that is there is shown"""
+JUDGING = ("paper", "decisive", "small")
+"""six epochs on digits decide no claim"""
+WORDS: dict[Verdict, str] = {
+    "confirmed": "confirmed",
+    "refuted": "refuted",
+    "no difference": "no difference of a point or more",
+    "undecided": "undecided",
+}
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim, the study that tests it, and what is left of its verdict among all of them."""
+
+    study: StudyResult
+    claim: ClaimResult
+    stands: bool
+
+    @property
+    def name(self) -> str:
+        claim = self.claim.id
+        return claim if claim.startswith(("C", "ours")) else f"{self.study.study}: {claim}"
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.claim.verdict if self.stands else "undecided"
+
+    @property
+    def words(self) -> str:
+        lost = self.verdict != self.claim.verdict
+        return f"undecided among so many ({WORDS[self.claim.verdict]} alone)" if lost else WORDS[self.verdict]
+
+    @property
+    def page(self) -> str:
+        """Relative to the folder of results."""
+        return f"{self.study.study}/{self.study.scale}.md"
+
+
+def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> StudyResult | None:
+    """At the largest scale that was run."""
+    for scale in scales:
+        path = results / study / f"{scale}.json"
+        if path.exists():
+            return StudyResult.read(path)
+    return None
+
+
+def judged_claims(results: Path) -> list[JudgedClaim]:
+    """Every claim that was tested, in the order of the studies."""
+    contents = [best_results(results, study, JUDGING) for study in declared()]
+    asked = [(content, claim) for content in contents if content is not None for claim in content.claims]
+    standing = discoveries([claim.p_value for _, claim in asked]) if asked else []
+    return [JudgedClaim(content, claim, stands) for (content, claim), stands in zip(asked, standing, strict=True)]
+
+
+def tally(claims: Sequence[JudgedClaim]) -> str:
+    """`12 confirmed, 5 refuted, 3 no difference of a point or more, 2 undecided`"""
+    counts = [(sum(claim.verdict == verdict for claim in claims), words) for verdict, words in WORDS.items()]
+    return ", ".join(f"{number} {words}" for number, words in counts if number)
+
+
+def summary_page(claims: Sequence[JudgedClaim]) -> str:
+    """`results/claims.md`."""
+    rows = [
+        [
+            f"[{judged.name}]({judged.page})",
+            judged.claim.text,
+            judged.words,
+            "<br>".join(_figure(test) for test in judged.claim.tests),
+            judged.claim.log or MISSING,
+            judged.study.scale,
+        ]
+        for judged in claims
+    ]
+    columns = ["claim", "what it says", "verdict", "our figures", "the log's figures (one seed)", "our scale"]
+    return "\n".join(
+        [
+            "# What the research log claims, and what we claim, put to the test",
+            "",
+            f"{len(claims)} claims: {tally(claims)}. Seeds are added until a verdict is clear; among so many claims a "
+            f"verdict is kept only if it stands at a false discovery rate of {ERROR:.0%}, and where it does not, the "
+            "table says so. The rule is at the end of every study's page.",
+            "",
+            *table(columns, rows, words=6),
+            "",
+        ]
+    )
+
+
+def _figure(test: StatementResult) -> str:
+    """`+1.2 points [-0.3, +2.8], 5 seeds`"""
+    if test.mean is None:
+        return "not run"
+    sign = "+" if test.unit else ""
+    text = f"{test.mean:{sign}.3g}{' ' + test.unit if test.unit else ''}"
+    if test.interval is not None:
+        text += f" [{test.interval[0]:{sign}.3g}, {test.interval[1]:{sign}.3g}]"
+    return f"{text}, {len(test.values)} seed{'' if len(test.values) == 1 else 's'}"
