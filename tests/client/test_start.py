@@ -92,6 +92,8 @@ def test_a_budget_alone_chooses_the_map():
         ({"upload": {"limit": "1MB"}, "analytic": "multi_scale", "method": "flare_analytic"}, "not networks"),
         ({"upload": {"limit": "1MB", "masked": True}}, "masked sums"),
         ({"upload": {"statistics_dtype": "int12"}, "fusions": "gh_qda"}, "float32 or int16"),
+        ({"upload": {"statistics_dtype": "coarse"}, "fusions": "gh_lda"}, "gh_lda takes no account"),
+        ({"upload": {"statistics_dtype": "fine"}, "fusions": "gh_qda"}, "float32 or int16"),
     ],
 )
 def test_limits_that_cannot_be_kept_are_refused(layer, words):
