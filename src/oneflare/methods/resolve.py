@@ -274,8 +274,8 @@ def _check_coded(experiment: Experiment) -> None:
     rules = [name for name in others if G_B_N in build_fusion({"name": name}).needs]
     if dtype in FINENESS and rules:
         raise ConfigError(
-            f"upload.statistics_dtype={dtype}: fusion {rules[0]} takes no account of how sums were rounded; send them in "
-            "float32 or int16, or set fusions=analytic"
+            f"upload.statistics_dtype={dtype}: fusion {rules[0]} takes no account of how sums were rounded; send "
+            "them in float32 or int16, or set fusions=analytic"
         )
 
 

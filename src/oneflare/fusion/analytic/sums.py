@@ -72,9 +72,8 @@ class Analytic(Fusion):
         image = uploads.contract.image
         coder = coder_of(uploads.plan.feature_map, image.channels, image.size)
         noise = rounding_eigenvalue([upload.step() for upload in uploads], uploads.plan.dim) / max(total.samples, 1.0)
-        found = solve(
-            changed_statistics(total, coder), kind=self.solver, ridge=self.ridge, least=ABOVE_ROUNDING * noise
-        )
+        changed = changed_statistics(total, coder)
+        found = solve(changed, kind=self.solver, ridge=self.ridge, least=ABOVE_ROUNDING * noise)
         return replace(found, weight=coder.weights(found.weight))
 
 
