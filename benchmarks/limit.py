@@ -130,7 +130,7 @@ def stream(most: int = 100_000) -> None:
         size = images.numel()
         rows.append({"images": number, "image_bytes": size, "processor_seconds": processor, "peak_memory_bytes": peak})
         print(json.dumps(rows[-1]), flush=True)
-    write_json(RESULTS.with_name("stream.json"), {"features": features.dim, "rows": rows, "machine": machine()})
+        write_json(RESULTS.with_name("stream.json"), {"features": features.dim, "rows": rows, "machine": machine()})
 
 
 def table() -> None:
