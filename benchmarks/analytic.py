@@ -277,6 +277,7 @@ def table() -> None:
         "beside it. Accuracy in percent on all stored test images; ± is the deviation over seeds (subset, split and "
         "filters vary), a single figure is a single seed. Five clients.\n",
         _accuracy_table(),
+        _compared_table(),
         _solver_table(),
         _deep_table(),
         _combined_table(),
@@ -307,6 +308,23 @@ def _accuracy_table() -> str:
     header = ["data", "filters", *(f"alpha {alpha}" for alpha in ALPHAS)]
     header += ["balanced", "calibration error", "upload MB (float32)", "fusion s"]
     return "## `analytic`\n\n" + rows(header, body)
+
+
+def _compared_table() -> str:
+    """What the recommendation of a method for a new federation rests on, from single runs of `oneflare run`."""
+    content = stored("compared")
+    text = "## `analytic` on the data of the trained methods' density ratios (alpha 0.05)\n\n"
+    runs = content.get("runs", [])
+    body = []
+    for data in dict.fromkeys(run["data"] for run in runs):
+        found = [run["accuracy"] for run in runs if run["data"] == data]
+        command = next(run["command"] for run in runs if run["data"] == data)
+        body.append([data, mean_and_spread(found), str(len(found)), f"`{command}`"])
+    return (
+        text
+        + rows(["data", "accuracy", "seeds", "command of the first seed"], body)
+        + f"\n{content.get('about', '')}\n"
+    )
 
 
 def _solver_table() -> str:

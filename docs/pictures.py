@@ -364,12 +364,14 @@ def _log_densities(member: int, image: str) -> tuple[Tensor, Tensor]:
     """Of the member's classes and of its background, at an image."""
     import torch
 
-    from oneflare.models.rules.density import Gaussians
+    from oneflare.models.rules.density import StudentDensities
 
     eye = torch.eye(2, dtype=torch.float64)[None]
     means = torch.tensor([[place for _, place in OWNED[member]]], dtype=torch.float64)
-    known = Gaussians.of(means, CLASS_SCALE**2 * eye, torch.ones(1, 2))
-    unknown = Gaussians.of(torch.tensor([[BEHIND]], dtype=torch.float64), BEHIND_SCALE**2 * eye, torch.ones(1, 1))
+    known = StudentDensities.of(means, CLASS_SCALE**2 * eye, torch.ones(1, 2))
+    unknown = StudentDensities.of(
+        torch.tensor([[BEHIND]], dtype=torch.float64), BEHIND_SCALE**2 * eye, torch.ones(1, 1)
+    )
     point = torch.tensor([SEEN[member][image]])
     return known.log_densities(0, point)[0], unknown.log_densities(0, point)[0]
 

@@ -103,6 +103,7 @@ def run_page(page: Path, printed: dict[int, str] | None = None) -> list[str]:
             "COLUMNS": "110",
             "NO_COLOR": "1",
             "OMP_NUM_THREADS": "1",
+            "ONEFLARE_CACHE": str(Path(folder) / ".cache"),  # a page starts from nothing, whatever ran before
             "PYTHONUNBUFFERED": "1",
         }
         try:

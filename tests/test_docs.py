@@ -6,10 +6,13 @@ import ast
 import importlib.util
 import pkgutil
 import re
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,6 +66,74 @@ def test_the_pages_name_every_command():
     text = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for command in app.registered_commands:
         assert f"## `oneflare {command.name}`" in text
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words after `oneflare` of every such command in a shell script."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        for piece in re.split(r"&&|\|\||\||;|>|\(|\)| #.*| & *$", line):
+            if piece.strip().startswith("oneflare "):
+                found.append(shlex.split(piece)[1:])
+    return found
+
+
+def typed(block: Any) -> str:
+    """What a reader of a block types into a shell."""
+    if block.kind == "console":
+        return "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)", block.text, re.MULTILINE))
+    return str(block.text) if block.kind == "bash" else ""
+
+
+def complaint(words: list[str], command: Any) -> str | None:
+    """What is wrong with a command's name or options."""
+    given = list(words)
+    while hasattr(command, "commands"):
+        while given and given[0].startswith("-"):
+            option = given.pop(0)
+            if not any(option in parameter.opts for parameter in command.params):
+                return f"no option {option}"
+            if option == "--plugin":
+                given.pop(0)
+        if not given:
+            return None
+        name = given.pop(0)
+        if name not in command.commands:
+            return f"no command {name}"
+        command = command.commands[name]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    wrong = [word for word in given if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+    return f"no option {wrong[0]}" if wrong else None
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("(cd $name && oneflare client keygen --name $name)", None),
+        ("oneflare client keygen --nam north", "no option --nam"),
+        ("oneflare server fussion x | tee log", "no command fussion"),
+        ("oneflare --plugin rule run method=ratio --out x > y", None),
+    ],
+)
+def test_commands_are_found_and_compared_with_their_help(line, wrong):
+    from oneflare.cli.main import app
+
+    (words,) = commands(line)
+    assert complaint(words, typer.main.get_command(app)) == wrong
+
+
+def test_all_commands_of_the_pages_exist_with_their_options():
+    """The pages themselves are run by `make examples` in minutes; this is what is seen at once."""
+    from oneflare.cli.main import app
+
+    runner, root, seen = module("docs/run_blocks.py"), typer.main.get_command(app), 0
+    for page in [*PAGES, ROOT / "README.md"]:
+        for block in runner.blocks(page):
+            for words in commands(typed(block)):
+                wrong = complaint(words, root)
+                assert wrong is None, f"{page}:{block.line}: oneflare {' '.join(words)}: {wrong}"
+                seen += 1
+    assert seen > 150
 
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -13,7 +13,7 @@ import pytest
 
 from hospitals import typed
 from oneflare.simulation.stages import read_result
-from shared import COMMAND, TINY_WORDS, figures, oneflare, wait_for
+from shared import COMMAND, TINY_WORDS, Forked, figures, forked, oneflare, wait_for
 
 
 def every_command(group=None, words=()):
@@ -109,7 +109,7 @@ def test_run_json_is_one_object_and_nothing_else(tmp_path, here):
 
 
 def test_run_prints_tables_and_says_where_the_files_are(tmp_path):
-    outcome = oneflare("run", *TINY_WORDS, "--out", "here", cwd=tmp_path)
+    outcome = forked("run", *TINY_WORDS, "--out", "here", cwd=tmp_path)
     assert outcome.returncode == 0, outcome.stderr
     assert "samples per client and class" in outcome.stderr
     assert "density_ratio *" in outcome.stdout
@@ -119,7 +119,7 @@ def test_run_prints_tables_and_says_where_the_files_are(tmp_path):
 
 def test_yaml_file_and_overrides(tmp_path):
     (tmp_path / "e.yaml").write_text("method: fafi\nalpha: 0.5\ntrain: {epochs: 3}\n")
-    outcome = oneflare("run", "--config", "e.yaml", *TINY_WORDS, "--json", cwd=tmp_path)
+    outcome = forked("run", "--config", "e.yaml", *TINY_WORDS, "--json", cwd=tmp_path)
     content = json.loads(outcome.stdout)
     assert (content["method"], content["epochs"], content["partition"]["alpha"]) == ("fafi", 2, 0.3)
 
@@ -213,15 +213,17 @@ def test_a_mistake_ends_the_process_with_one_line_and_exit_code_2(tmp_path):
     assert "did you mean 'alpha'" in line
 
 
-@pytest.mark.parametrize("words", [["-q", "schedule", "cosine"], ["schedule", "cosine", "--quiet"]])
-def test_quiet_before_and_after_the_command(words, tmp_path):
-    outcome = oneflare(*words, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("command", "words"), [(oneflare, ["-q", "schedule", "cosine"]), (forked, ["schedule", "cosine", "--quiet"])]
+)
+def test_quiet_before_and_after_the_command(command, words, tmp_path):
+    outcome = command(*words, cwd=tmp_path)
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
     assert (tmp_path / "schedule.png").exists()
 
 
 def test_verbose_after_the_command(tmp_path):
-    assert "Traceback" in oneflare("run", "alpah=1", "--verbose", cwd=tmp_path).stderr
+    assert "Traceback" in forked("run", "alpah=1", "--verbose", cwd=tmp_path).stderr
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
@@ -276,14 +278,14 @@ LONG_WORDS = [*TINY_WORDS, "epochs=25", "train.checkpoint_seconds=0", "--out", "
 def undisturbed(tmp_path_factory):
     """A run that nobody killed; how many workers it had makes no difference."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert oneflare("run", *LONG_WORDS, "workers=1", cwd=folder).returncode == 0
+    assert forked("run", *LONG_WORDS, "workers=1", cwd=folder).returncode == 0
     return read_result(folder / "run")
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_killed_in_the_middle_of_a_client_and_started_again(tmp_path, workers, undisturbed):
     words = ["run", *LONG_WORDS, f"workers={workers}"]
-    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = Forked(*words, cwd=tmp_path)
     wait_for(lambda: list(tmp_path.glob("run/clients/*/checkpoint/state.safetensors")))
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -292,7 +294,7 @@ def test_killed_in_the_middle_of_a_client_and_started_again(tmp_path, workers, u
     before = {path: path.read_bytes() for path in tmp_path.glob("run/clients/*/checkpoint/*")}
     time.sleep(0.5)
     assert before == {path: path.read_bytes() for path in before}, "a worker outlived the killed run"
-    resumed = oneflare(*words, cwd=tmp_path)
+    resumed = forked(*words, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert figures(read_result(tmp_path / "run")) == figures(undisturbed)
     assert not list((tmp_path / "run").rglob("*.partial"))
@@ -321,21 +323,14 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(tmp_path, number, code):
 
 
 def test_stopped_before_anything_was_saved_it_promises_no_checkpoint(tmp_path):
-    process = subprocess.Popen(
-        [*COMMAND, "run", *TINY_WORDS, "epochs=4000", "train.checkpoint_seconds=600", "--out", "run"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    words = [*TINY_WORDS, "epochs=4000", "train.checkpoint_seconds=600", "--out", "run"]
+    process = Forked("run", *words, cwd=tmp_path)
     try:
         wait_for((tmp_path / "run" / "partition.json").exists)
-        process.send_signal(signal.SIGTERM)
-        _, complaint = process.communicate(timeout=60)
     finally:
-        process.kill()
-        process.wait()
-    assert complaint.splitlines()[-1] == (
+        process.send_signal(signal.SIGTERM)
+        stopped = process.wait()
+    assert stopped.stderr.splitlines()[-1] == (
         "stopped; nothing was saved yet of what was running; the same command begins it again"
     )
 
@@ -354,7 +349,7 @@ class Broken(Controller):
 def test_an_error_in_the_users_controller_shows_the_users_lines(tmp_path, workers):
     (tmp_path / "mine.py").write_text(BROKEN)
     words = ["--plugin", "mine", "run", *TINY_WORDS, "controller=broken", f"workers={workers}", "--quiet"]
-    failed = oneflare(*words, cwd=tmp_path)
+    failed = forked(*words, cwd=tmp_path)
     assert failed.returncode == 2
     assert failed.stderr.splitlines() == [
         "error: your own code failed with AttributeError: 'Broken' object has no attribute 'missing'",
@@ -364,17 +359,16 @@ def test_an_error_in_the_users_controller_shows_the_users_lines(tmp_path, worker
 
 
 def test_two_processes_on_one_folder(tmp_path):
-    process = subprocess.Popen(
-        [*COMMAND, "run", *LONG_WORDS, "epochs=400"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    words = ["run", *LONG_WORDS, "epochs=400", "workers=1"]
+    first = Forked(*words, cwd=tmp_path)
     try:
         wait_for(lambda: (tmp_path / "run" / "partition.json").exists())
-        second = oneflare("run", *LONG_WORDS, "epochs=400", cwd=tmp_path)
+        second = forked(*words, cwd=tmp_path)
         assert second.returncode == 2
-        assert f"in use by process {process.pid}" in second.stderr
+        assert f"in use by process {first.process.pid}" in second.stderr
     finally:
-        process.kill()
-        process.wait()
+        first.send_signal(signal.SIGKILL)
+        first.wait()
 
 
 @pytest.mark.parametrize(
@@ -389,3 +383,15 @@ def test_help_lists_the_commands_of_a_federation_in_order_of_use(capsys, group, 
     assert code == 0
     rows = [line.split()[1] for line in out.splitlines() if len(line.split()) > 2 and line.split()[0] == "│"]
     assert [name for name in rows if name in order] == order
+
+
+def test_quiet_shows_no_progress_in_any_command(monkeypatch):
+    """Also where a command has no such option of its own."""
+    from oneflare.cli import manners
+    from oneflare.cli.progress import progress
+    from oneflare.client.observer import Observer
+
+    for quiet in (False, True):
+        monkeypatch.setattr(manners, "_quiet", quiet)
+        with progress(enabled=True, table=False) as observer:
+            assert (type(observer) is Observer) is quiet

@@ -14,6 +14,7 @@ from oneflare.client.observer import Relay
 from oneflare.client.training import train_client
 from oneflare.data import ClientData, Split, load
 from oneflare.methods.resolve import resolve
+from oneflare.nn.given import give
 from oneflare.nn.hardware import bfloat16_speedup
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
@@ -117,7 +118,7 @@ def test_cohorts_say_what_they_support(tmp_path, layer):
 
     assert supports(job())
     assert not supports(job(**layer))
-    assert not supports(replace(job(), encoder=torch.nn.Flatten()))
+    assert not supports(job(encoder=give(torch.nn.Flatten())))
 
 
 def test_a_cohort_is_repeatable_and_not_repeated(tmp_path):

@@ -231,6 +231,8 @@ def indefinite(values: torch.Tensor) -> torch.Tensor:
         ("gradients.prototypes", lambda t: indefinite(t), "not positive semidefinite"),
         ("inputs.prototypes", lambda t: 5 * t, "reaches 5, where honest features allow 1"),
         ("fisher.prototypes", lambda t: t + 7, "where honest features allow 1"),
+        ("density.within", lambda t: t * 1e15, "where honest features allow"),
+        ("density.background", lambda t: t * 1e15, "where honest features allow"),
         ("moments.variance", lambda t: t + 1, "where unit features have 1"),
         ("gradients.prototypes", lambda t: None, "is missing"),
         ("surprise", lambda t: torch.zeros(1), "is not a field"),

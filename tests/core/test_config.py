@@ -152,6 +152,8 @@ STRANGE_YAML = [
     ("seed: 2027-13-45", "seed: input should be a valid integer"),
     ("seed: 010", "'010' is read as different numbers"),
     ("train: {epochs: 1:30}", "'1:30' is read as different numbers"),
+    ("seed: 1_000", "'1_000' is read as different numbers"),
+    ("train: {lr: 1_0.5}", "'1_0.5' is not a decimal number"),
     ("alpha: .inf", "'.inf' is not a finite number"),
     ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "anchors and aliases"),
     ("<<: {seed: 1}\nseed: 2", "merge keys (<<)"),

@@ -15,7 +15,8 @@ import pytest
 from hospitals import typed
 from oneflare.core.files import write_json
 from oneflare.nn import bfloat16
-from oneflare.nn.bfloat16 import Measurement, forget, reference
+from oneflare.nn.bfloat16 import SpeedMeasurement, forget, reference
+from shared import forked, oneflare
 
 MODULE = '''
 import torch
@@ -48,30 +49,22 @@ register(Method("own", "a method of the user's", "mine", recipe))
 '''
 
 
-def oneflare(folder, *words, **environment):
-    import os
-
-    command = [sys.executable, "-m", "oneflare.cli.main", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})
-
-
 def test_a_module_of_the_user_adds_encoder_fusion_and_method(tmp_path):
     (tmp_path / "parts.py").write_text(MODULE)
-    listed = oneflare(tmp_path, "--plugin", "parts", "methods", "--json")
+    listed = forked("--plugin", "parts", "methods", "--json", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
     assert "own" in [method["name"] for method in json.loads(listed.stdout)]
     words = ("run", "method=own", "epochs=1", "clients=2", "workers=2", "--json", "--quiet", "--out", "run")
-    ran = oneflare(tmp_path, "--plugin", "parts", *words)
+    ran = forked("--plugin", "parts", *words, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     content = json.loads(ran.stdout)
     assert content["headline"] == "mine"
     assert content["encoder"]["name"] == "flat"
-    again = oneflare(tmp_path, "fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts")
+    again = oneflare("fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    listed = json.loads(oneflare(tmp_path, "--plugin", "parts", "methods", "--json").stdout)
-    own = {(row["kind"], row["name"]) for row in listed if row.get("module") == "parts"}
+    own = {(row["kind"], row["name"]) for row in json.loads(listed.stdout) if row.get("module") == "parts"}
     assert own == {("encoder", "flat"), ("fusion", "mine")}
-    without = oneflare(tmp_path, "fuse", "run", "--fusion", "iffi")
+    without = forked("fuse", "run", "--fusion", "iffi", cwd=tmp_path)
     assert without.returncode == 2
     (line,) = without.stderr.splitlines()
     assert "run was made with the plugin parts, which is not loaded; oneflare --plugin parts" in line
@@ -81,13 +74,13 @@ def test_a_file_is_a_plugin_too(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "rule.py").write_text(MODULE)
     words = ("run", "method=own", "epochs=1", "clients=2", "workers=2", "--json", "--quiet", "--out", "run")
-    ran = oneflare(tmp_path, "--plugin", "mine/rule.py", *words)
+    ran = forked("--plugin", "mine/rule.py", *words, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["headline"] == "mine"
     for name, reason in (("none.py", "no such file"), ("json.py", "another module is called json")):
         if name == "json.py":
             (tmp_path / name).write_text(MODULE)
-        wrong = oneflare(tmp_path / "mine", "--plugin", f"../{name}", "methods")
+        wrong = forked("--plugin", f"../{name}", "methods", cwd=tmp_path / "mine")
         assert wrong.returncode == 2
         (line,) = wrong.stderr.splitlines()
         assert reason in line
@@ -97,14 +90,17 @@ SPAWNED = """
 import sys, types
 import oneflare.simulation.engines.local as local
 local.sys = types.SimpleNamespace(platform="another")   # where workers are spawned
+from torch import nn
 import oneflare
 if __name__ == "__main__":
-    result = oneflare.run(method="own", epochs=1, clients=2, workers=2, out="run", data={"train_size": 64})
-    print(result.headline)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+    small = {"data": {"train_size": 64}, "epochs": 1, "clients": 2, "workers": 2}
+    result = oneflare.run(method="own", encoder=encoder, out="run", **small)
+    print(result.headline, result.content.encoder["kind"])
 """
 
 
-def test_spawned_workers_know_the_parts(tmp_path):
+def test_spawned_workers_know_the_parts_and_the_modules_of_the_user(tmp_path):
     import os
 
     (tmp_path / "parts.py").write_text(MODULE)
@@ -113,7 +109,7 @@ def test_spawned_workers_know_the_parts(tmp_path):
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "ONEFLARE_PLUGINS": "parts"},
     )  # fmt: skip
-    assert done.stdout.strip() == "mine", done.stderr
+    assert done.stdout.strip() == "mine Sequential", done.stderr
 
 
 def test_broken_parts_are_told_what_they_break():
@@ -229,7 +225,7 @@ def test_broken_parts_are_told_what_they_break():
 def test_a_module_that_does_not_import_is_one_line(tmp_path, name, text, message):
     if text is not None:
         (tmp_path / f"{name}.py").write_text(text)
-    failed = oneflare(tmp_path, "--plugin", name, "run", "epochs=1")
+    failed = forked("--plugin", name, "run", "epochs=1", cwd=tmp_path)
     assert failed.returncode == 2
     assert message in failed.stderr
     assert len(failed.stderr.strip().splitlines()) == 1
@@ -240,7 +236,7 @@ def remembered(tmp_path, monkeypatch):
     """A machine that remembers an absurd figure, so that nothing is measured until somebody asks for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget()
-    figure = Measurement(99.0, 0.0, datetime.now(UTC).isoformat(), "2.0", "a processor", reference().label)
+    figure = SpeedMeasurement(99.0, 0.0, datetime.now(UTC).isoformat(), "2.0", "a processor", reference().label)
     write_json(tmp_path / "oneflare" / "bfloat16.json", {bfloat16._key(reference()): dataclasses.asdict(figure)})
     yield
     forget()
@@ -271,8 +267,8 @@ def test_doctor_measures_bfloat16_again_when_asked(capsys, remembered):
 
 
 def test_verbose_shows_where_an_error_was_raised(tmp_path):
-    plain = oneflare(tmp_path, "run", "alpah=1")
-    loud = oneflare(tmp_path, "--verbose", "run", "alpah=1")
+    plain = forked("run", "alpah=1", cwd=tmp_path)
+    loud = forked("--verbose", "run", "alpah=1", cwd=tmp_path)
     assert plain.returncode == loud.returncode == 2
     assert "Traceback" not in plain.stderr
     assert "Traceback" in loud.stderr

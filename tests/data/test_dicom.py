@@ -194,6 +194,10 @@ def test_monochrome1_signed_values_and_unused_bits():
     assert np.abs(seen(dicom(overlaid, BitsStored=12), spec(bits=12)) - CT / 4095 * 255).max() <= 0.51
     assert "HighBit" in reason(dicom(CT, BitsStored=12, HighBit=13), spec(bits=12))
     assert "rescale slope is 0" in reason(dicom(CT, RescaleSlope=0, RescaleIntercept=3), spec(bits=12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vast = dicom(CT, RescaleSlope="1e308", RescaleIntercept="1e308")
+        assert "not finite" in reason(vast, spec(bits=12))
 
 
 def test_eight_bits_keep_their_scale_and_their_own_window():

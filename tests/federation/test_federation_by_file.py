@@ -16,7 +16,7 @@ from oneflare.federation.charter import read_charter
 from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.fusion import load_model
 from oneflare.upload.signing import generate
-from shared import oneflare
+from shared import forked, oneflare
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def hospitals(tmp_path_factory) -> Path:
     for name in NAMES:
         shutil.copy(root / "federation" / "federation.yaml", root / name)
         words = ["client", "train", "federation.yaml", "--data", "images", "--key", f"{name}.key"]
-        trained = oneflare(*words, "--out", "upload.safetensors", cwd=root / name)
+        trained = (oneflare if name == NAMES[0] else forked)(*words, "--out", "upload.safetensors", cwd=root / name)
         assert trained.returncode == 0, trained.stderr
         assert f"you are {name}" in trained.stderr
         assert "what it reveals" in trained.stdout
@@ -190,6 +190,22 @@ def test_removing_a_stranger_is_answered_with_a_suggestion(hospitals, federation
     code, _, err = typed(capsys, "server", "fuse", str(federation), "--remove", "nroth")
     assert code == 2
     assert "did you mean 'north'" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "twice"),
+    [
+        (["epochs=1", "epochs=2"], "train.epochs is given twice, the second time by 'epochs=2'"),
+        (["epochs=1", "train.epochs=2"], "train.epochs is given twice"),
+        (["--member", "north", "--member", "north"], "--member north is given twice"),
+        (["--pixels", "bits=12", "--pixels", "bits=8"], "bits is given twice"),
+    ],
+)
+def test_terms_that_are_given_twice_are_refused(words, twice, tmp_path, capsys):
+    code, _, error = typed(capsys, "server", "init", str(tmp_path / "fed"), "--classes", "a,b", *words)
+    assert code == 2
+    assert twice in error
+    assert not (tmp_path / "fed").exists()
 
 
 def test_init_does_not_overwrite_and_admit_keeps_the_fingerprint(hospitals, federation, tmp_path, capsys):

@@ -188,7 +188,8 @@ def test_dates_that_cannot_be(charter, keys, sealed):
     assert (
         "in the future" in only(charter, sealed("a", key=keys["north"], created="2126-01-01T00:00:00Z"))[1]["a"].reason
     )
-    for created in ("yesterday", "2026-01-01T00:00:00"):
+    beyond = ("9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59")  # outside of UTC's calendar
+    for created in ("yesterday", "2026-01-01T00:00:00", *beyond):
         assert "when it was made" in only(charter, sealed("a", key=keys["north"], created=created))[1]["a"].reason
 
 

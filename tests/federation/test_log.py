@@ -104,6 +104,35 @@ def test_lines_that_were_cut_off_are_missed(log, keys):
     assert problems(log, keys, ("--expect", end)) == ("line 6 is not the one that --expect has seen",)
 
 
+def test_the_next_line_does_not_cover_up_that_lines_were_cut_off(log, keys):
+    end = log.verify([keys["old"].public]).position
+    cut = "the last 2 of 6 lines are missing: head.json has seen them"
+    log.file.write_bytes(b"".join(lines(log)[:4]))
+    for _ in range(2):  # once is enough
+        log.append([Event("fused")], AT, keys["old"], others=[("result.json", end)])
+        assert problems(log, keys) == (f"line 5 found this when it was written: {cut}",)
+    assert [entry.event for entry in log.verify([keys["old"].public]).entries[4:]] == ["broken", "fused", "fused"]
+
+
+def test_a_new_log_in_the_place_of_one_that_is_gone_says_so(log, keys):
+    end = log.verify([keys["old"].public]).position
+    for path in (log.file, log.head):
+        path.unlink()
+    log.append([Event("fused")], AT, keys["old"], others=[("result.json", end)])
+    gone = "the last 6 of 6 lines are missing: result.json has seen them"
+    assert problems(log, keys) == (f"line 1 found this when it was written: {gone}",)
+
+
+def test_a_missing_head_is_written_down_unless_the_first_writer_was_killed(log, keys):
+    log.head.unlink()
+    log.append([Event("fused")], "2027-01-02T00:00:00+00:00", keys["old"])  # all lines so far are of one moment
+    assert problems(log, keys) == ()
+    log.head.unlink()
+    log.append([Event("fused")], AT, keys["old"])
+    missing = "head.json is missing or damaged, which says where the log ends"
+    assert problems(log, keys) == (f"line 8 found this when it was written: {missing}",)
+
+
 def test_a_line_that_is_cut_short_is_not_written_after(log, keys):
     log.file.write_bytes(log.file.read_bytes()[:-5])
     assert "line 6 is damaged: it is not a line of this log" in problems(log, keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from oneflare.federation.charter import new_charter, read_charter, revised
 from oneflare.federation.intake import take_in
 from oneflare.federation.member import estimate, make_upload, member_data, work_folder
 from oneflare.upload import read_manifest, read_upload
-from oneflare.upload.signing import generate
+from oneflare.upload.signing import generate, public_key_of
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +316,51 @@ def test_impossible_terms_are_refused_in_one_line(change, message, charter, tmp_
         read_charter(tmp_path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_charter_that_was_cut_off_anywhere_never_means_other_terms(tmp_path):
+    """Without its last lines the file may be valid, with defaults in their place: exact sums instead of noised ones."""
+    private = {"method": "analytic", "upload.statistics_epsilon": 1, "upload.counts": "withheld"}
+    charter = tiny_charter(settings=private)
+    lines = charter.to_yaml().splitlines(keepends=True)
+    reasons = set()
+    for end in range(1, len(lines)):
+        (tmp_path / "federation.yaml").write_text("".join(lines[:end]))
+        try:
+            assert read_charter(tmp_path).fingerprint == charter.fingerprint
+        except ConfigError as error:
+            reasons.add("cut off" if "was cut off or changed: its first line says" in str(error) else "other")
+    assert reasons == {"cut off", "other"}
+
+
+def test_terms_that_may_change_leave_the_first_line_true(charter, tmp_path):
+    path = tmp_path / "federation.yaml"
+    revised(charter, members={"north": None}, use="Another.", limits="Others.").write(path)
+    assert read_charter(path).fingerprint == charter.fingerprint
+    path.write_text(path.read_text().replace("size: 8", "size: 9"))
+    with pytest.raises(ConfigError, match="ask the coordinator for the file again"):
+        read_charter(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "federation.yaml")
+    with pytest.raises(ConfigError, match=r"is a directory, pipe or device; give the path of a federation's"):
+        read_charter(tmp_path)
+    with pytest.raises(ConfigError, match="is neither a public key"):
+        public_key_of(str(tmp_path / "federation.yaml"))
+
+
+def test_names_of_files_write_no_line_and_no_colour(charter, images, tmp_path, capsys):
+    shutil.copytree(images, tmp_path / "data")
+    charter.write(tmp_path / "federation.yaml")
+    folder = next(path for path in sorted((tmp_path / "data").iterdir()) if path.is_dir())
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff\x1b[31m\nerror: forged.png")).write_bytes(b"junk")
+    words = ["client", "train", str(tmp_path / "federation.yaml"), "--data", str(tmp_path / "data"), "--dry-run"]
+    code, out, error = typed(capsys, *words)
+    assert code == 2
+    assert r"\xff\x1b[31m\nerror: forged.png: it is damaged or not an image" in out
+    assert "\x1b" not in out + error
+    assert [line for line in (out + error).splitlines() if line.startswith("error: ")] == error.splitlines()[-1:]
 
 
 def test_a_folder_without_terms(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
@@ -41,6 +42,17 @@ def test_figures_are_those_of_the_results(row):
     found = figures_in(row)
     assert found
     assert row.accuracy == pytest.approx(100 * sum(found) / len(found), abs=0.051)
+    assert (row.deviation is None) == (len(found) == 1)
+    if row.deviation is not None:
+        assert row.deviation == pytest.approx(100 * stdev(found), abs=0.051)
+
+
+def test_the_summary_of_the_compared_runs_is_that_of_its_runs():
+    content = json.loads((RESULTS / "analytic" / "compared.json").read_text())
+    for data, told in content["summary"].items():
+        found = [run["accuracy"] for run in content["runs"] if run["data"] == data]
+        assert (told["mean"], told["deviation"]) == pytest.approx((mean(found), stdev(found)), abs=5.1e-5)
+        assert told["seeds"] == len(found) >= 3
 
 
 def test_what_is_recommended_is_what_was_best():

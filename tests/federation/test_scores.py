@@ -181,6 +181,8 @@ def test_replayed_scores_and_those_of_other_models_are_refused(place, capsys):
     assert "is older than the scores of north" in refused(capsys, "server", "scores", place / "fed", newer)
     file = signed_again(place, "south", created="2999-01-01T00:00:00+00:00")
     assert "in the future" in refused(capsys, "server", "scores", place / "fed", file)
+    file = signed_again(place, "south", created="9999-12-31T23:59:59-23:59")
+    assert "does not say when it was made" in refused(capsys, "server", "scores", place / "fed", file)
     file = signed_again(place, "south", created="2026-01-01T00:00:00+00:00", model="0" * 64)
     assert "is about another model, not about the one in use" in refused(
         capsys, "server", "scores", place / "fed", file

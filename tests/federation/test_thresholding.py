@@ -109,6 +109,7 @@ def _another(federation: Path) -> Path:
         (["--sensitivity", "elephant=0.9"], "no class 'elephant'"),
         (["--sensitivity", "3"], "CLASS=SHARE"),
         (["--sensitivity", "3=1.5"], "no share of images"),
+        (["--sensitivity", "3=0.5", "--sensitivity", "3=0.9"], "--sensitivity 3 is given twice"),
         (["--sensitivity", "3=0.9", "--specificity", "3=0.9"], "one of both"),
         (["--keep", "0"], "no share of images"),
         (["--remove", "--keep", "0.9"], "leave out the other options"),
@@ -127,6 +128,33 @@ def test_a_model_without_densities_says_that_it_cannot_tell(measured):
     content = json.loads(decision_path(folder / "model.safetensors").read_text())
     assert content["floor"] is None
     assert content["thresholds"][2] is not None
+
+
+def test_members_measure_the_model_as_it_decides(measured):
+    folder, root = measured, measured.parent
+    said("server", "scores", str(folder), *(str(root / f"{name}.json") for name in MEMBERS))
+    said("server", "thresholds", str(folder), "--sensitivity", "2=0.9")
+    assert "no member has measured the model with these thresholds yet" in (folder / "report.html").read_text()
+    assert "all figures here are of the most likely class" in (folder / "card.md").read_text()
+    decision = load_model(folder / "model.safetensors").decision
+    said("export", str(folder), "--onnx", str(root / "model.onnx"))  # which compares batches of several sizes
+    for name in MEMBERS:
+        words = ("evaluate", str(folder), "--data", str(root / f"{name}-test"))
+        out = said(*words, "--name", name, "--out", str(root / f"{name}-again.json"))
+        assert "the model decides by thresholds for a sensitivity of 0.9 for 2" in out
+        assert "sensitivity as decided" in out
+        printed = said(*words, "--json")
+        figures = json.loads(printed[printed.index("{") :])  # after the remarks on stderr
+        told = json.loads((root / f"{name}-again.json").read_text())["together"]["by_rule"]
+        assert figures["by_rule"] == figures["figures"]["by_rule"]
+        assert told["rule"] == figures["by_rule"]["rule"] == decision.rule
+        assert told["decided"] == told["images"]  # without --keep every image gets a class
+    out = said("server", "scores", str(folder), *(str(root / f"{name}-again.json") for name in MEMBERS))
+    assert "as the model decides by its thresholds: accuracy" in out
+    assert "As it decides, members measured" in (folder / "report.html").read_text()
+    assert "So decided, accuracy" in (folder / "card.md").read_text()
+    said("server", "thresholds", str(folder), "--specificity", "1=0.95")
+    assert "no member has measured the model with these" in (folder / "report.html").read_text()
 
 
 def test_aims_say_what_they_are_for():

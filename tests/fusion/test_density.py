@@ -24,7 +24,7 @@ from oneflare.fusion.densities import member_densities, oracle_shrinkage, shrunk
 from oneflare.fusion.density.ratio import rule_parts
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
-from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, Gaussians
+from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, StudentDensities
 from oneflare.nn.encoders import both_features
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint
 from oneflare.upload.symmetric import unpack_symmetric
@@ -52,7 +52,7 @@ def test_log_densities_are_scipys_up_to_a_constant_of_the_dimension():
     d, classes = 5, 3
     means, scale, spread = drawn(1, classes, d), covariance(d)[None], torch.tensor([[1.0, 1.5, 2.0]])
     points = drawn(7, d, seed=1)
-    found = Gaussians.of(means, scale, spread).log_densities(0, points.float()).double()
+    found = StudentDensities.of(means, scale, spread).log_densities(0, points.float()).double()
     wanted = np.stack(
         [
             multivariate_t(means[0, k].numpy(), (spread[0, k] * scale[0]).numpy(), df=FREEDOM).logpdf(points.numpy())
@@ -173,8 +173,8 @@ def test_a_member_speaks_only_about_what_it_knows():
     d, spread = 4, torch.full((2, 2), 1.0)
     means = torch.zeros(2, 2, d, dtype=torch.float64)
     means[0, 0, 0], means[1, 1, 1] = 3.0, 3.0
-    classes = Gaussians.of(means, torch.eye(d).double().expand(2, d, d) * 0.1, spread)
-    behind = Gaussians.of(torch.zeros(2, 1, d).double(), torch.eye(d).double().expand(2, d, d), torch.ones(2, 1))
+    classes = StudentDensities.of(means, torch.eye(d).double().expand(2, d, d) * 0.1, spread)
+    behind = StudentDensities.of(torch.zeros(2, 1, d).double(), torch.eye(d).double().expand(2, d, d), torch.ones(2, 1))
     rule = DensityRatio.of(torch.eye(2), classes, behind, float(d))
     known, unknown = torch.zeros(1, d), torch.zeros(1, d)
     known[0, 0] = 9.0  # its root is the mean of member 0's class

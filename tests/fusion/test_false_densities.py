@@ -12,13 +12,13 @@ from oneflare.fusion.densities import BOUND, expected_ratios, member_densities
 from oneflare.fusion.trust.probes import probe_features
 from oneflare.fusion.trust.ratios import KNOWN, false_densities, fit, knows_nothing
 from oneflare.methods.resolve import resolve
-from oneflare.models.rules.density import FREEDOM, Gaussians
+from oneflare.models.rules.density import FREEDOM, StudentDensities
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.lies import LIES, rewritten
 from oneflare.upload import EVIDENCE, read_upload
-from oneflare.upload.evidence import DENSITY
+from oneflare.upload.evidence import DENSITY, WITHIN
 
 LOUD = ("far_background", "wide_background", "wide_classes")
 
@@ -67,6 +67,21 @@ def test_whoever_lies_about_densities_is_named_and_left_out(federation, tmp_path
     assert [(one.client, one.treatment) for one in fused.suspects] == [(client, "left out")]
 
 
+@pytest.mark.parametrize("times", [1e3, 1e6])
+def test_whoever_denies_its_classes_by_wide_densities_is_named(federation, tmp_path, times):
+    """So wide that they lose everywhere: a class that others hold too is then denied by whoever has most of it."""
+    honest = federation.uploads[1]
+    path = rewritten(honest, tmp_path / "wide.safetensors", lambda tensors: tensors[EVIDENCE + WITHIN].mul_(times))
+    sent = read_upload(path, federation.contract)
+    uploads = dataclasses.replace(
+        federation, uploads=tuple(sent if upload is honest else upload for upload in federation.uploads)
+    )
+    found = false_densities(uploads, probe_features(uploads))
+    assert list(found) == [honest.client]
+    fused = build_fusion({"name": "density_ratio"}).fuse(uploads)
+    assert [(one.client, one.treatment) for one in fused.suspects] == [(honest.client, "left out")]
+
+
 def test_lies_about_densities_need_densities():
     names = {name for name, (needed, _) in LIES.items() if needed == EVIDENCE + DENSITY}
     assert names == {*LOUD, "narrow_background", "narrow_classes", "exchanged_densities"}
@@ -76,8 +91,8 @@ def test_the_ratio_of_own_images_is_the_equation():
     """One member, one class, by hand in two dimensions with diagonal covariances."""
     within, behind = torch.diag(torch.tensor([1.0, 4.0])), torch.diag(torch.tensor([9.0, 25.0]))
     mean, middle = torch.tensor([3.0, 5.0]), torch.zeros(2)
-    classes = Gaussians.of(mean[None, None], within[None], torch.tensor([[1.5]]))
-    background = Gaussians.of(middle[None, None], behind[None], torch.ones(1, 1))
+    classes = StudentDensities.of(mean[None, None], within[None], torch.tensor([[1.5]]))
+    background = StudentDensities.of(middle[None, None], behind[None], torch.ones(1, 1))
     found = expected_ratios(classes, background, mean[None].double(), within.double())
     near, far = 2.0, 1 / 9 + 4 / 25 + 9 / 9 + 25 / 25
     level = -(torch.log(torch.tensor(4.0)) + 2 * torch.log(torch.tensor(1.5))) / 2 + torch.log(torch.tensor(225.0)) / 2

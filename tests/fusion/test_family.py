@@ -83,7 +83,7 @@ def federation(folder, method, owners, **settings):
         packed = exact_statistics(plan, features, data, 10)
         write_upload(path, None, contract, Contents(client=client, counts=data.counts, epoch=0, statistics=packed))
         uploads.append(read_upload(path, contract))
-    return UploadSet(tuple(uploads), contract, shared_start(terms, contract, None))
+    return UploadSet(tuple(uploads), contract, shared_start(terms, contract))
 
 
 def fused(uploads, method):
@@ -416,6 +416,6 @@ def test_a_thousand_classes(tmp_path, fusion):
         packed = exact_statistics(contract.statistics, features, data, 1000)
         write_upload(path, None, contract, Contents(client=client, counts=data.counts, epoch=0, statistics=packed))
         uploads.append(read_upload(path, contract))
-    together = UploadSet(tuple(uploads), contract, shared_start(terms, contract, None))
+    together = UploadSet(tuple(uploads), contract, shared_start(terms, contract))
     found = build_fusion(terms.fusions[0]).fuse(together).model.predict((patterns + 0.01).clamp(max=1))
     assert float((found == torch.arange(1000)).float().mean()) > (0.9 if fusion in ("analytic", "gh_lda") else 0.05)

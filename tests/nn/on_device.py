@@ -13,7 +13,7 @@ from oneflare import load_model, run
 from oneflare.data.images import ImageFiles
 from oneflare.federation import coordinator  # noqa: F401  (asks for a device)
 from oneflare.nn.encoders import Features, build_encoder
-from oneflare.simulation.features import Features as FeatureReader
+from oneflare.simulation.features import FeatureReader
 
 register()  # before the first gradient
 TINY = {
@@ -94,13 +94,12 @@ def test_features_of_several_batches_come_back_as_one():
 def test_features_are_computed_on_the_device_by_one_process(monkeypatch, tmp_path):
     from PIL import Image
 
-    from oneflare.nn.backbones import give, input_spec
-    from oneflare.simulation.given import module_digest
+    from oneflare.nn.backbones import give_backbone, input_spec
 
     monkeypatch.setenv("ONEFLARE_CACHE", str(tmp_path / "cache"))
     Image.effect_noise((20, 20), 64).convert("RGB").save(tmp_path / "one.png")
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    spec = give(network, module_digest(network))
+    spec = give_backbone(network)
     image = input_spec(spec, None, 16)
     files = ImageFiles([tmp_path / "one.png"], ["one"])
     expected, _ = FeatureReader(spec).read(files, image)

@@ -20,8 +20,9 @@ from oneflare.data.reading import as_files, read_all
 from oneflare.errors import ConfigError
 from oneflare.nn import BACKBONES, backbone_kinds, build_encoder, build_feature_map
 from oneflare.nn.backbone_kinds import LITE0_DIGEST, LITE0_FILE, without_classifier
-from oneflare.nn.backbones import GIVEN, Frozen, complete, described, give, input_spec, of_copies, pinned
+from oneflare.nn.backbones import Frozen, complete, described, give_backbone, input_spec, of_copies, pinned
 from oneflare.nn.efficientnet import LITE0
+from oneflare.nn.given import GIVEN
 from oneflare.nn.weights import digest_of_files, read_state
 
 LITE = {"name": "efficientnet_lite0"}
@@ -180,7 +181,7 @@ class Tiny(nn.Module):
 def test_a_module_of_ones_own_is_used_in_evaluation_mode():
     torch.manual_seed(0)
     module = Tiny().train()
-    spec = give(module, "0" * 64)
+    spec = give_backbone(module)
     terms = input_spec(spec, None, 16).backbone
     assert spec["dim"] == 6
     features = [Frozen(terms)(torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)) for _ in range(2)]
@@ -194,14 +195,14 @@ def test_a_module_of_ones_own_is_used_in_evaluation_mode():
 
 def test_a_backbone_that_gives_no_features_is_refused():
     with pytest.raises(ConfigError, match=r"must return features of shape \(batch, D\), not \(1, 3, 16, 16\)"):
-        give(nn.AdaptiveAvgPool2d(16), "1" * 64)
+        give_backbone(nn.AdaptiveAvgPool2d(16))
 
 
 def test_every_pass_runs_on_the_chosen_device_and_only_features_come_back():
     """On the device `meta` everything is computed but the numbers; nothing of it may mix with the processor's."""
     torch.manual_seed(0)
-    give(Tiny(), "2" * 64)
-    frozen = Frozen(BackboneTerms("custom", "2" * 64, ImageSpec(3, 16, (0.5,) * 3, (0.5,) * 3)), "meta")
+    digest = give_backbone(Tiny())["digest"]
+    frozen = Frozen(BackboneTerms("custom", digest, ImageSpec(3, 16, (0.5,) * 3, (0.5,) * 3)), "meta")
     assert {parameter.device.type for parameter in frozen.network.parameters()} == {"meta"}
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
         frozen(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))

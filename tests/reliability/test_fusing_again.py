@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -100,6 +101,24 @@ def test_who_sends_nothing_usable_can_stay_in_with_the_upload_before(federation)
     fused = fuse_federation(federation, uploads=spoil(federation, "east", "north"), rules=Rules(keep=True))
     assert list(fused.content.names) == list(NAMES)
     assert content_of(federation)["model.safetensors"] == before["model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["state.json", "models/versions.json", "result.json"])
+def test_nobody_is_told_to_delete_what_a_federation_remembers(federation, capsys, name):
+    (federation / name).write_text("{")
+    code, _, err = typed(capsys, "server", "rollback", str(federation))
+    if name == "state.json":
+        code, _, err = typed(capsys, "server", "fuse", str(federation))
+    assert code == 2
+    assert "is not valid JSON; restore it from a copy" in err
+
+
+def test_what_is_no_file_is_refused_by_name_and_an_asked_for_number_is_called_so(federation):
+    box = spoil(federation, "east")
+    (box / "east.safetensors").unlink()
+    os.mkfifo(box / "east.safetensors")
+    with pytest.raises(RunError, match=r"3 are needed \(--min-members\).*east\.safetensors\) is refused: .*pipe"):
+        fuse_federation(federation, uploads=box, rules=Rules(min_members=3))
 
 
 def test_the_removed_do_not_count_and_the_first_fusion_wants_all(federation, tmp_path):

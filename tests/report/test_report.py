@@ -409,7 +409,7 @@ def test_latex_escapes_and_is_regular(tiny_study, tiny_comparison):
 
 
 def test_gap_of_a_difference():
-    from oneflare.study.inference import difference
+    from oneflare.study.verdicts import difference
 
     assert Gap.of("a", difference([0.1])) == Gap("a", 0.1, None, None)
 

@@ -18,9 +18,8 @@ from oneflare.core.config import Experiment
 from oneflare.data.images import ImageFiles, Tally
 from oneflare.errors import ConfigError, DataError
 from oneflare.methods.resolve import resolve
-from oneflare.nn.backbones import frozen, give, input_spec
-from oneflare.simulation.features import CHUNK, Features, Rehearsal, reader_of
-from oneflare.simulation.given import module_digest
+from oneflare.nn.backbones import frozen, give_backbone, input_spec
+from oneflare.simulation.features import CHUNK, FeatureReader, Rehearsal, reader_of
 
 
 class Eyes(nn.Module):
@@ -57,10 +56,9 @@ def png(seed: int, size: tuple[int, int] = (20, 16)) -> bytes:
     return buffer.getvalue()
 
 
-def reader(observer: Observer | None = None, workers: int = 1) -> tuple[Features, object]:
-    module = Eyes()
-    spec = give(module, module_digest(module))
-    return Features(spec, "cpu", workers, observer or Observer()), input_spec(spec, None, 16)
+def reader(observer: Observer | None = None, workers: int = 1) -> tuple[FeatureReader, object]:
+    spec = give_backbone(Eyes())
+    return FeatureReader(spec, "cpu", workers, observer or Observer()), input_spec(spec, None, 16)
 
 
 def names(number: int) -> list[str]:

@@ -23,6 +23,7 @@ from oneflare.data import load  # noqa: E402
 from oneflare.errors import ConfigError, RunError, UploadError  # noqa: E402
 from oneflare.fusion import load_model  # noqa: E402
 from oneflare.methods.resolve import resolve  # noqa: E402
+from oneflare.nn.given import GIVEN, give  # noqa: E402
 from oneflare.simulation.engines.flower.gather import Terms, gather, readable  # noqa: E402
 from oneflare.simulation.engines.flower.inprocess import InProcessGrid  # noqa: E402
 from oneflare.simulation.engines.flower.records import answer, question, read_answer, read_question  # noqa: E402
@@ -45,8 +46,8 @@ def train_here(federation: Simulation, launch=launch_here, observer=None) -> lis
         federation.dataset.train,
         federation.partition.indices,
         federation.files.folder,
-        observer=observer or Observer(),
-        launch=launch,
+        launch,
+        observer or Observer(),
     )
 
 
@@ -81,6 +82,24 @@ def test_uploads_models_and_traces_equal_those_of_the_local_engine(tmp_path, tin
         one, other = (load_model(files.model(spec["name"])) for files in (federation.files, theirs))
         assert torch.equal(one.predict_proba(images), other.predict_proba(images))
     assert not (tmp_path / ".flower").exists()
+
+
+def test_an_encoder_given_in_python_reaches_nodes_in_other_processes(tmp_path, monkeypatch):
+    """Ray sends the app of the nodes in this form to processes that know nothing else of this one."""
+    from ray import cloudpickle
+
+    torch.manual_seed(0)
+    own = give(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 12)))
+    federation = federation_in(tmp_path, encoder=own, epochs=1, fusions="average")
+
+    def elsewhere(server, client, nodes):
+        sent = cloudpickle.dumps(client)
+        monkeypatch.delitem(GIVEN, own["digest"])
+        launch_here(server, cloudpickle.loads(sent), nodes)
+
+    summaries = train_here(federation, elsewhere)
+    assert [summary.status for summary in summaries] == ["trained"] * 3, summaries
+    monkeypatch.delitem(GIVEN, own["digest"])
 
 
 def test_only_missing_clients_are_asked_and_a_node_that_fails_is_tried_again(tmp_path):

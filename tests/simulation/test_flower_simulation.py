@@ -29,7 +29,8 @@ def test_the_simulation_writes_the_files_of_the_local_engine(tmp_path):
         outcome = oneflare("run", *TINY_WORDS, f"engine={engine}", "--out", engine, "--quiet", cwd=tmp_path)
         assert outcome.returncode == 0, outcome.stderr
     ours, theirs = (files_of(tmp_path / engine) for engine in ("flower", "local"))
-    assert len(ours) == 3 * 3 + 5
+    fusions = len(list((tmp_path / "local/fusions").iterdir()))
+    assert len(ours) == 3 * 3 + fusions, "upload, snapshot and trace of three clients, a model of each fusion"
     assert ours == theirs
     again = oneflare("run", *TINY_WORDS, "engine=flower", "--out", "flower", cwd=tmp_path)
     assert "complete, nothing to do" in again.stdout

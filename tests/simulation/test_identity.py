@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -34,6 +32,7 @@ from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell
 from oneflare.study.compare import compare_methods
 from oneflare.study.execute import is_complete, run_cells
+from shared import forked
 
 PULL = """
 from oneflare.objective import CONTROLLERS, Controller
@@ -176,11 +175,10 @@ def test_studies_and_comparisons_notice_an_edited_plugin(edit, tmp_path):
 
 
 def test_the_command_line_names_the_edited_plugin(tmp_path):
-    command = [sys.executable, "-m", "oneflare.cli.main", "--plugin", "vote", "run", "method=fafi", "fusions=vote"]
-    command += ["epochs=1", "clients=2", "data.train_size=64", "--out", "run"]
+    words = ["--plugin", "vote", "run", "method=fafi", "fusions=vote", "epochs=1", "clients=2", "data.train_size=64"]
     for base in ("FeatureMean", "CountPrototypes"):
         (tmp_path / "vote.py").write_text(VOTE.format(base=base))
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
+        done = forked(*words, "--out", "run", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert "another version of the plugin vote" in " ".join(done.stderr.split())
     assert "nothing to do" not in done.stdout

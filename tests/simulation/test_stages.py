@@ -217,6 +217,12 @@ def test_python_api_with_own_arrays_and_encoder(tmp_path):
         fuse_run(tmp_path / "run", [{"name": "average"}])
 
 
+@pytest.mark.parametrize("encoder", ["custom", {"name": "custom", "kind": "OwnEncoder", "digest": "0" * 64}])
+def test_an_encoder_of_another_session_is_asked_for_again(tmp_path, encoder):
+    with pytest.raises(ConfigError, match="give it again as encoder=module"):
+        start(tmp_path / "run", {"encoder": encoder})
+
+
 def test_python_api_with_one_pair_of_arrays_per_client(tmp_path):
     clients = [arrays(30, seed) for seed in range(3)]
     result = oneflare.run(

@@ -35,7 +35,7 @@ from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
 from oneflare.study.summary import judged_claims, summary_page, tally
-from shared import COMMAND, oneflare
+from shared import COMMAND, Forked, forked
 
 ROOT = Path(__file__).parents[2]
 TINY = """
@@ -302,17 +302,16 @@ def test_cells_that_turn_out_to_be_there_do_not_flatter_the_estimate(tiny, monke
     assert observer.time_left() == "60 s"
 
 
-def start(folder, *words):
-    command = [*COMMAND, "study", "tiny.yaml", *words]
-    path = folder / f"log-{time.monotonic_ns()}"
-    with path.open("w") as log:
-        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True), path
-
-
 def test_a_killed_study_goes_on(tiny, tmp_path):
     folder, plan = tiny
     (tmp_path / "tiny.yaml").write_text(TINY)
-    process, _ = start(tmp_path, "--processes", "1", "--seeds", "1", "workers=1")
+    process = subprocess.Popen(
+        [*COMMAND, "study", "tiny.yaml", "--processes", "1", "--seeds", "1", "workers=1"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     for _ in range(2400):
         if list(tmp_path.glob("runs/cells/*/result.json")):
             break
@@ -322,7 +321,7 @@ def test_a_killed_study_goes_on(tiny, tmp_path):
     finished = list(tmp_path.glob("runs/cells/*/result.json"))
     assert 1 <= len(finished) < 4
     stamps = {path: path.stat().st_mtime_ns for path in finished}
-    shown = oneflare("study", "tiny.yaml", "--processes", "2", "--seeds", "1", cwd=tmp_path)
+    shown = forked("study", "tiny.yaml", "--processes", "2", "--seeds", "1", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "left" in shown.stderr
     assert {path: path.stat().st_mtime_ns for path in finished} == stamps, "what was finished is not run again"
@@ -336,12 +335,11 @@ def test_a_killed_study_goes_on(tiny, tmp_path):
 
 def test_two_shells_share_the_work(tmp_path):
     (tmp_path / "tiny.yaml").write_text(TINY)
-    shells = [
-        start(tmp_path, "--processes", "1", "--seeds", "1", "workers=1", "--out", f"results-{i}") for i in range(2)
-    ]
-    for process, log in shells:
-        assert process.wait(timeout=280) == 0, log.read_text()
-    texts = [log.read_text() for _, log in shells]
+    words = ["study", "tiny.yaml", "--processes", "1", "--seeds", "1", "workers=1"]
+    shells = [Forked(*words, "--out", f"results-{i}", cwd=tmp_path) for i in range(2)]
+    outcomes = [shell.wait() for shell in shells]
+    assert [outcome.returncode for outcome in outcomes] == [0, 0], outcomes
+    texts = [outcome.stdout + outcome.stderr for outcome in outcomes]
     done = [[line.split()[1] for line in text.splitlines() if line.startswith("[") and "%" in line] for text in texts]
     assert len(set(done[0]) | set(done[1])) == 4
     assert not set(done[0]) & set(done[1]), "no cell was run twice"

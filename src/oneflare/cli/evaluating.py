@@ -14,8 +14,8 @@ from oneflare.cli.options import ImageColumn, Json, LabelColumn, PatientColumn
 if TYPE_CHECKING:
     from oneflare.federation.charter import Charter
     from oneflare.federation.scores import MemberScores
-    from oneflare.federation.scoring import Trial
-    from oneflare.metrics import Comparison, Measured, ModelFigures
+    from oneflare.federation.scoring import ModelTest
+    from oneflare.metrics import AgainstAlone, Measured, ModelFigures
     from oneflare.upload.signing import SigningKey
 
 Charters = Annotated[
@@ -26,36 +26,41 @@ Charters = Annotated[
         help="The charter of the federation that --out is for; default: the one beside the model.",
     ),
 ]
+TestImages = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        "-d",
+        help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
+        "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
+    ),
+]
+Alone = Annotated[
+    Path | None,
+    typer.Option(
+        "--alone", metavar="UPLOAD", help="Also measure your own model on the same images: your upload, or a model."
+    ),
+]
+ScoresFile = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write the scores, which you may send to the coordinator, to this JSON file."),
+]
+ScoresName = Annotated[
+    str | None, typer.Option("--name", help="Your name in the scores; default: the member whose key --sign is.")
+]
+ScoresKey = Annotated[
+    Path | None, typer.Option("--sign", metavar="NAME.KEY", help="Sign the scores with this private key of yours.")
+]
 
 
 def evaluate(
     model: Model,
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            "-d",
-            help="Labelled images: a folder with one folder per class, a table of files (labels.csv) or the folder "
-            "that holds it, or parquet with images and labels. A table with a column split gives its rows for test.",
-        ),
-    ],
-    alone: Annotated[
-        Path | None,
-        typer.Option(
-            "--alone", metavar="UPLOAD", help="Also measure your own model on the same images: your upload, or a model."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write the scores, which you may send to the coordinator, to this JSON file."),
-    ] = None,
+    data: TestImages,
+    alone: Alone = None,
+    out: ScoresFile = None,
     federation: Charters = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Your name in the scores; default: the member whose key --sign is.")
-    ] = None,
-    sign: Annotated[
-        Path | None, typer.Option("--sign", metavar="NAME.KEY", help="Sign the scores with this private key of yours.")
-    ] = None,
+    name: ScoresName = None,
+    sign: ScoresKey = None,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     patient_column: PatientColumn = None,
@@ -66,9 +71,11 @@ def evaluate(
 ) -> None:
     """Measure a model on labelled images of yours, and write the scores that the coordinator may know.
 
-    Prints accuracy, balanced accuracy, the rates and areas of each class with 95 % intervals, and calibration. The file
-    that --out writes holds figures only: no image, no name of a file or patient, and nothing about groups of fewer
-    images (or patients) than the terms allow.
+    Prints accuracy, balanced accuracy, the rates and areas of each class with 95 % intervals, and calibration, all for
+    the most likely class. If thresholds lie beside the model (`oneflare server thresholds`), also how good it is as it
+    decides by them: the accuracy of the images that get a class, and how many get none. The file that --out writes
+    holds figures only: no image, no name of a file or patient, and nothing about groups of fewer images (or patients)
+    than the terms allow.
 
     [bold]Examples[/bold]
 
@@ -82,7 +89,7 @@ def evaluate(
     from oneflare.cli.progress import progress
     from oneflare.data.local import class_table, read_local
     from oneflare.data.tables import Columns
-    from oneflare.federation.scoring import Subject, Trial
+    from oneflare.federation.scoring import ModelTest, Subject
     from oneflare.simulation.features import reader_of
 
     file = found_file(model, fusion)
@@ -94,7 +101,7 @@ def evaluate(
     with progress(enabled=not json, table=False) as watching:
         reader = reader_of(task.image, loaded.device.type, watching)
         local = read_local(data, task.classes, task.image, columns=columns, part="test", reader=reader)
-    trial = Trial(Subject(loaded, file), local.split, own)
+    trial = ModelTest(Subject(loaded, file), local.split, own)
     scores = None if out is None else signer.write(trial, out)
     for note in () if json else local.notes:
         show.note(f"note: {note}")
@@ -115,7 +122,7 @@ class _Signer:
     def __init__(self, charter: Charter | None, member: str | None, key: SigningKey | None) -> None:
         self.charter, self.member, self.key = charter, member, key
 
-    def write(self, trial: Trial, out: Path) -> MemberScores:
+    def write(self, trial: ModelTest, out: Path) -> MemberScores:
         scores = trial.scores(self.charter, self.member)
         scores = scores if self.key is None else scores.signed(self.key)
         scores.write(out)
@@ -153,7 +160,7 @@ def _signer(file: Path, federation: Path | None, name: str | None, sign: Path | 
     return _Signer(charter, member, key)
 
 
-def _as_json(trial: Trial, scores: MemberScores | None) -> dict[str, Any]:
+def _as_json(trial: ModelTest, scores: MemberScores | None) -> dict[str, Any]:
     """The figures under the names that they have had, and all of them with intervals."""
     from oneflare.core.records import record_to_dict
 
@@ -166,6 +173,7 @@ def _as_json(trial: Trial, scores: MemberScores | None) -> dict[str, Any]:
         "worst_class": min(rate for rate in rates if rate is not None),
         "calibration_error": figures.calibration_error,
         "per_class": rates,
+        "by_rule": None if figures.by_rule is None else record_to_dict(figures.by_rule),
         "figures": record_to_dict(figures),
         "alone": None if alone is None else record_to_dict(alone),
         "comparison": None if comparison is None else record_to_dict(comparison),
@@ -173,11 +181,15 @@ def _as_json(trial: Trial, scores: MemberScores | None) -> dict[str, Any]:
     }
 
 
-def _table(trial: Trial) -> None:
+def _table(trial: ModelTest) -> None:
     from oneflare.cli import show
 
     figures, alone, comparison = trial.figures(), trial.alone(), trial.comparison
     show.line(summary(figures))
+    decision = trial.together.model.decision
+    if decision is not None:
+        show.line(f"that is the most likely class; the model decides by {decision.words}:")
+        show.line(f"  {by_rule(figures)}")
     if alone is not None and comparison is not None:
         show.line(f"your own model alone, on the same images: accuracy {percent(alone.accuracy)}")
         show.line(gain(comparison))
@@ -195,7 +207,20 @@ def summary(figures: ModelFigures) -> str:
     )
 
 
-def gain(comparison: Comparison) -> str:
+def by_rule(figures: ModelFigures) -> str:
+    """What the model's decision rule makes of all images, in one line."""
+    rule = figures.by_rule
+    assert rule is not None
+    right = "withheld, too few" if rule.accuracy is None else percent(rule.accuracy)
+    if rule.decided == rule.images:
+        return f"accuracy {right}; every image gets a class"
+    return (
+        f"accuracy {right} of the {rule.decided} images that get a class; {percent(rule.undecided)} of "
+        f"{rule.images} images are answered with none of the known classes"
+    )
+
+
+def gain(comparison: AgainstAlone) -> str:
     """What the federation gains, in one line."""
     value = comparison.gain
     if value.low > 0:
@@ -218,11 +243,13 @@ def percent(value: Measured | None) -> str:
 def class_lines(figures: ModelFigures, alone: ModelFigures | None = None) -> Sequence[str]:
     """A line for each class, with a heading; figures that are withheld or that no image gives are a dash."""
     heads = ["class", "images", "sensitivity", "specificity", "AUROC", "average precision"]
+    heads += ["sensitivity as decided"] if figures.by_rule is not None else []
     heads += ["sensitivity alone"] if alone is not None else []
     rows = []
     for label, one in enumerate(figures.classes):
         row = [one.name, "few" if one.support is None else str(one.support)]
         row += [percent(value) for value in (one.sensitivity, one.specificity, one.auroc, one.average_precision)]
+        row += [percent(figures.by_rule.classes[label].sensitivity)] if figures.by_rule is not None else []
         rows.append(row + ([percent(alone.classes[label].sensitivity)] if alone is not None else []))
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     return [

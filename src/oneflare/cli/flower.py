@@ -228,7 +228,7 @@ def try_here(
 
     require_flower()
     from oneflare.federation.flower.certificates import make_certificates
-    from oneflare.federation.flower.deployment import Closed, Deployment
+    from oneflare.federation.flower.deployment import Deployment, Protection
     from oneflare.federation.flower.template import write_app
 
     charter = read_charter(folder)
@@ -240,7 +240,7 @@ def try_here(
     closed = None
     if tls:
         keys = make_certificates(place / "certificates", ["127.0.0.1"], list(nodes))
-        closed = Closed(keys, folder.resolve(), app)
+        closed = Protection(keys, folder.resolve(), app)
     settings: dict[str, Any] = {"connect-seconds": 120, "reply-seconds": timeout}
     if test is not None:
         settings["test"] = str(test.resolve())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from oneflare.cli.manners import is_quiet
 from oneflare.cli.show import MOST_ROWS, client_table, console_for, note
 from oneflare.client.files import ClientSummary
 from oneflare.client.observer import Observer
@@ -163,13 +164,24 @@ class Remarks(Observer):
 
 
 @contextlib.contextmanager
-def progress(*, enabled: bool, table: bool) -> Iterator[Observer]:
-    if not enabled:
-        yield Observer()
-        return
+def shown(
+    observer: Callable[[Console, Progress | None], Observer], bar: Callable[[Console], Progress], *, enabled: bool
+) -> Iterator[Observer]:
+    """An observer on stderr, with a bar where that is a terminal; one that says nothing where it is not enabled."""
     console = console_for(stderr=True)
-    if not console.is_terminal:
-        yield TerminalObserver(console, None, table)
-        return
-    with timed_bar(console, TextColumn("{task.fields[clients]}")) as bar:
-        yield TerminalObserver(console, bar, table)
+    if not enabled or is_quiet():
+        yield Observer()
+    elif not console.is_terminal:
+        yield observer(console, None)
+    else:
+        with bar(console) as running:
+            yield observer(console, running)
+
+
+def progress(*, enabled: bool, table: bool) -> contextlib.AbstractContextManager[Observer]:
+    """How far a run is."""
+    return shown(
+        lambda console, bar: TerminalObserver(console, bar, table),
+        lambda console: timed_bar(console, TextColumn("{task.fields[clients]}")),
+        enabled=enabled,
+    )

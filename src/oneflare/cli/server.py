@@ -156,7 +156,7 @@ def init(
     from oneflare.federation.recommendation import Situation
 
     _refuse_existing(folder)
-    names, settings = _class_names(classes), parse_overrides(overrides or [])
+    names, settings = _class_names(classes), parse_overrides(overrides or [], once=True)
     backbone = "backbone" in settings
     side = image_size or (None if backbone else DEFAULT_SIZE)
     advice = advised(settings, Situation(len(names), side, channels, len(member or ()), images, backbone), privacy)
@@ -168,12 +168,12 @@ def init(
             "size": image_size,
             "channels": channels,
             "mirror": mirror,
-            "pixels": parse_overrides(pixels) if pixels else None,
+            "pixels": parse_overrides(pixels, once=True) if pixels else None,
         },
         deadline=deadline,
         use=use,
         limits=limits,
-        members=dict(_member(text) for text in member or []),
+        members=_members(member or []),
     )
     charter = _founded(folder, charter, encrypt=encrypt)
     if not json:
@@ -264,11 +264,18 @@ def _class_names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _member(text: str) -> tuple[str, str | None]:
+def _members(texts: Sequence[str]) -> dict[str, str | None]:
+    """NAME or NAME=KEY of each --member, every name once."""
+    from oneflare.errors import ConfigError
     from oneflare.upload.signing import public_key_of
 
-    name, separator, key = text.partition("=")
-    return name, public_key_of(key) if separator else None
+    members: dict[str, str | None] = {}
+    for text in texts:
+        name, separator, key = text.partition("=")
+        if name in members:
+            raise ConfigError(f"--member {name} is given twice; remove one of the two")
+        members[name] = public_key_of(key) if separator else None
+    return members
 
 
 @server.command("admit")

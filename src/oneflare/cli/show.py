@@ -47,7 +47,8 @@ def fitted(console: Console, table: Table) -> Table:
 
 
 def line(text: str) -> None:
-    print(text)
+    """Text on stdout in which every character is visible; line ends are its own, not those of somebody's name."""
+    print("\n".join(map(plain, text.split("\n"))))
 
 
 def note(text: str) -> None:
@@ -59,7 +60,7 @@ def note(text: str) -> None:
 def done(text: str) -> None:
     """What was made and where it is; --quiet silences it."""
     if not is_quiet():
-        print(text)
+        line(text)
 
 
 def as_json(content: Any) -> None:

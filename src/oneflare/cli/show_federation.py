@@ -60,7 +60,7 @@ def list_damaged(problems: Sequence[Damaged | Problem], found: Inventory | None 
     if found is not None:
         line(found.words())
     for row in problems:
-        line(f"{row.name}: {row.reason}")
+        line(plain(f"{row.name}: {row.reason}"))
 
 
 class MemberLines(Observer):
@@ -160,7 +160,8 @@ def fused_federation(fused: FusedFederation) -> None:
         if made.scores is not None:
             accuracy, worst = 100 * made.scores.accuracy, 100 * made.scores.worst_class
             measured = f"accuracy {accuracy:.1f} %, worst class {worst:.1f} % on {content.test_images} test images"
-        line(f"{name}: {measured}; {made.forward_passes} passes, {made.parameters:,} parameters")
+        passes = "1 pass" if made.forward_passes == 1 else f"{made.forward_passes} passes"
+        line(f"{name}: {measured}; {passes}, {made.parameters:,} parameters")
     for text in change_lines(content.change):
         line(text)
     files = fused.files

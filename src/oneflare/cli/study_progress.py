@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from oneflare.cli.show import console_for
+from oneflare.cli.progress import shown
 from oneflare.client.observer import Observer, Outcome
 from oneflare.study.estimate import duration
 
@@ -95,20 +95,16 @@ class StudyObserver(Observer):
         self.bar.update(self.task, completed=worked / total if self.parts else 1.0, state=state)
 
 
-@contextlib.contextmanager
-def study_progress(*, enabled: bool, seconds: Mapping[str, float]) -> Iterator[Observer]:
-    if not enabled:
-        yield Observer()
-        return
-    console = console_for(stderr=True)
-    if not console.is_terminal:
-        yield StudyObserver(console, None, seconds)
-        return
+def study_progress(*, enabled: bool, seconds: Mapping[str, float]) -> AbstractContextManager[Observer]:
+    """How far a study is; seconds: that each cell is expected to take."""
     columns = (
         SpinnerColumn(),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TextColumn("{task.fields[state]}"),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield StudyObserver(console, bar, seconds)
+    return shown(
+        lambda console, bar: StudyObserver(console, bar, seconds),
+        lambda console: Progress(*columns, console=console, transient=True),
+        enabled=enabled,
+    )

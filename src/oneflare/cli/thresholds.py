@@ -3,41 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from oneflare.cli.commands import Json
 from oneflare.cli.server import Folder
 
+if TYPE_CHECKING:
+    from oneflare.federation.thresholding import Chosen
+
+Sensitivity = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sensitivity",
+        metavar="CLASS=SHARE",
+        help="Answer with this class often enough to find this share of its images, such as melanoma=0.95. Repeat.",
+    ),
+]
+Specificity = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--specificity",
+        metavar="CLASS=SHARE",
+        help="Answer with this class so rarely that this share of other images does not get it. Repeat.",
+    ),
+]
+Keep = Annotated[
+    float | None,
+    typer.Option(
+        "--keep",
+        metavar="SHARE",
+        help="Answer 'none of the known classes' to images that the members do not know, so that this share of "
+        "their own test images keeps a class, such as 0.95.",
+    ),
+]
+
 
 def thresholds(
     folder: Folder,
-    sensitivity: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sensitivity",
-            metavar="CLASS=SHARE",
-            help="Answer with this class often enough to find this share of its images, such as melanoma=0.95. Repeat.",
-        ),
-    ] = None,
-    specificity: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--specificity",
-            metavar="CLASS=SHARE",
-            help="Answer with this class so rarely that this share of other images does not get it. Repeat.",
-        ),
-    ] = None,
-    keep: Annotated[
-        float | None,
-        typer.Option(
-            "--keep",
-            metavar="SHARE",
-            help="Answer 'none of the known classes' to images that the members do not know, so that this share of "
-            "their own test images keeps a class, such as 0.95.",
-        ),
-    ] = None,
+    sensitivity: Sensitivity = None,
+    specificity: Specificity = None,
+    keep: Keep = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove all thresholds of the model in use.")] = False,
     json: Json = False,
 ) -> None:
@@ -61,7 +69,6 @@ def thresholds(
     from oneflare.errors import ConfigError
     from oneflare.federation.publishing import publish
     from oneflare.federation.thresholding import Aims, choose_thresholds, drop_thresholds
-    from oneflare.models.decisions import decision_path
 
     if remove:
         if sensitivity or specificity or keep is not None:
@@ -74,15 +81,23 @@ def thresholds(
     publish(chosen.fused)
     if json:
         show.as_json(record_to_dict(chosen.decision))
-        return
+    else:
+        _shown(folder, chosen)
+
+
+def _shown(folder: Path, chosen: Chosen) -> None:
+    from oneflare.cli import show
+    from oneflare.models.decisions import decision_path
+
     for name, rates in chosen.rates.items():
         show.line(
             f"{name}: the answer from a probability of {rates.threshold:g} on; sensitivity "
             f"{100 * rates.sensitivity:.1f} %, specificity {100 * rates.specificity:.1f} %"
         )
-    if chosen.decision.floor is not None:
-        show.line(f"none of the known classes: below a familiarity of {chosen.decision.floor:.3g}; keeps {keep:.0%}")
     content, decision = chosen.fused.content, chosen.decision
+    if decision.floor is not None:
+        kept = f"keeps {decision.keeps:.0%}"
+        show.line(f"none of the known classes: below a familiarity of {decision.floor:.3g}; {kept}")
     show.done(
         f"{decision_path(folder / content.own.model)}: chosen on {decision.images} test images of "
         f"{', '.join(decision.members)}; goes with the model to whoever uses it"
@@ -93,9 +108,11 @@ def _shares(option: str, words: Sequence[str]) -> dict[str, float]:
     """CLASS=SHARE; a class's name may itself hold a sign of equality."""
     from oneflare.errors import ConfigError
 
-    shares = {}
+    shares: dict[str, float] = {}
     for word in words:
         name, _, share = word.rpartition("=")
+        if name in shares:
+            raise ConfigError(f"{option} {name} is given twice; remove one of the two")
         try:
             shares[name] = float(share if name else "")
         except ValueError:

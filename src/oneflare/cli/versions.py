@@ -36,6 +36,7 @@ def scores(
 
     from oneflare.cli import show
     from oneflare.cli.progress import Remarks
+    from oneflare.core.plain import plain
     from oneflare.errors import RunError
     from oneflare.federation.publishing import publish
     from oneflare.federation.scoring import collect_scores
@@ -51,7 +52,7 @@ def scores(
     else:
         for one in collected.verdicts:
             if one.status != "refused" and not quiet:
-                show.line(f"{one.file}: {one.member}{f' ({one.reason})' if one.reason else ''}")
+                show.line(plain(f"{one.file}: {one.member}{f' ({one.reason})' if one.reason else ''}"))
             elif one.status == "refused":
                 show.note(f"warning: {one.file} is refused: {one.reason}")
         if told is not None and not quiet:
@@ -67,7 +68,7 @@ def scores(
 def _together(told: PooledScores) -> None:
     """Per member, pooled, worst."""
     from oneflare.cli import show
-    from oneflare.cli.evaluating import class_lines, gain, percent, summary
+    from oneflare.cli.evaluating import by_rule, class_lines, gain, percent, summary
 
     width = max(len(str(one.member)) for one in told.members)
     for one in told.members:
@@ -76,6 +77,8 @@ def _together(told: PooledScores) -> None:
             f"  {one.member:<{width}}  {one.together.images} images: accuracy {percent(one.together.accuracy)}{alone}"
         )
     show.line(f"together, {summary(told.together)}")
+    if told.together.by_rule is not None:
+        show.line(f"as the model decides by its thresholds: {by_rule(told.together)}")
     if told.comparison is not None:
         show.line(gain(told.comparison))
     if len(told.members) > 1:

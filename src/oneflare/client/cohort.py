@@ -26,6 +26,7 @@ from oneflare.client.training import finish_client, train_client
 from oneflare.core.files import write_json
 from oneflare.core.seeds import torch_generator
 from oneflare.data import Augmentation, ClientData
+from oneflare.nn.given import CUSTOM
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.objective import Batch, Pull, local_terms
 
@@ -51,7 +52,7 @@ def supports(job: ClientJob) -> bool:
         train.optimiser is not None,
         experiment.objective.has_additions,
         job.contract.statistics is not None,
-        job.encoder is not None,
+        job.contract.encoder["name"] == CUSTOM,
     )
     on_processor = choose_device(train.device).type == "cpu"
     return experiment.trains and on_processor and not any(alone) and (job.precision or train.precision) == "float32"

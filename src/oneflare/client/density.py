@@ -1,4 +1,7 @@
-"""What the fusion `density_ratio` needs to know of a client's features: densities by class, and the background's."""
+"""What the fusion `density_ratio` needs to know of a client's features: means by class, covariances, the background's.
+
+The background are the client's own images, destroyed (`oneflare.client.background`).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ BLOCK = 256
 @torch.no_grad()
 def measure_density(network: PrototypeNetwork, data: ClientData, image: ImageSpec) -> dict[str, Tensor]:
     """Means of u = root(f(x)) by class, covariance within classes, mean and covariance over background images; float32.
+
+    root is the square root that keeps the sign (`signed_root`), which makes long tails shorter.
 
     f(x) are the encoder's own features where a projection widens them (`oneflare.nn.encoders.both_features`). Sums are
     float64, over images as they are (no augmentation); the network is in evaluation mode.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
 from oneflare.core.config import Experiment
 from oneflare.core.noise import Words, noise_words
 from oneflare.upload import Contract
@@ -21,7 +19,6 @@ class ClientJob:
     client: int
     folder: Path
     flip: bool
-    encoder: nn.Module | None = None
     bank: Path | None = None
     """the teacher's features of the public images, where the objective has a public bank"""
     precision: str | None = None

@@ -258,7 +258,7 @@ class LocalTraining:
 
 def build_training(job: ClientJob, data: ClientData) -> LocalTraining:
     experiment, contract = job.experiment, job.contract
-    network = shared_start(experiment, contract, job.encoder)
+    network = shared_start(experiment, contract)
     if experiment.objective.open_set:
         add_unknown(network, experiment.seed)
     train = experiment.train

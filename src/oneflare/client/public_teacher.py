@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from oneflare.client.loop import Aim, LocalTraining
 from oneflare.client.start import shared_start
@@ -18,16 +18,14 @@ TEACHER = -1
 BATCH = 256
 
 
-def teacher_features(
-    experiment: Experiment, contract: Contract, public: Split, flip: bool, encoder: nn.Module | None = None
-) -> Tensor:
+def teacher_features(experiment: Experiment, contract: Contract, public: Split, flip: bool) -> Tensor:
     """`(m, d)` unit features of the public images by a teacher trained on them with the method's own terms.
 
     A function of the experiment and the public split alone, so every machine makes the same bank.
     """
     assert experiment.objective.bank is not None
     epochs = int(experiment.objective.bank["epochs"])
-    network = shared_start(experiment, contract, encoder)
+    network = shared_start(experiment, contract)
     image = contract.image
     data = ClientData.of(public, len(contract.classes))
     controller = build_controller({"name": "none"}, ClientFacts(tuple(data.counts.tolist())))

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
-
 from oneflare.core.config import Experiment
 from oneflare.core.privacy import Privacy
 from oneflare.data import ImageSpec
@@ -29,22 +27,15 @@ from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_o
 
 
 def make_contract(
-    terms: Experiment,
-    image: ImageSpec,
-    classes: tuple[str, ...],
-    *,
-    mirror: bool,
-    federation: str,
-    encoder: nn.Module | None = None,
+    terms: Experiment, image: ImageSpec, classes: tuple[str, ...], *, mirror: bool, federation: str
 ) -> Contract:
     """What every upload under these terms must look like.
 
     mirror: whether a mirrored image keeps its label
     federation: the digest that uploads carry, so that one made under other terms is refused
-    encoder: the user's own network, where the terms name none
     """
-    spec = terms.encoder if encoder is not None else encoder_spec(terms.encoder, len(classes))
-    network = initial_network(spec, image.channels, image.size, len(classes), terms.seed, encoder)
+    spec = encoder_spec(terms.encoder, len(classes))
+    network = initial_network(spec, image.channels, image.size, len(classes), terms.seed)
     plan = statistics_plan(terms, image, len(classes), mirror=mirror)
     return Contract.of(
         network,
@@ -63,12 +54,10 @@ def make_contract(
     )
 
 
-def shared_start(experiment: Experiment, contract: Contract, encoder: nn.Module | None) -> PrototypeNetwork:
-    """The network that every client of a federation begins with; encoder: where it is the user's own."""
+def shared_start(experiment: Experiment, contract: Contract) -> PrototypeNetwork:
+    """The network that every client of a federation begins with."""
     image, classes = contract.image, len(contract.classes)
-    network = initial_network(
-        contract.encoder, image.channels, image.size, classes, experiment.seed, encoder, contract.dim
-    )
+    network = initial_network(contract.encoder, image.channels, image.size, classes, experiment.seed, contract.dim)
     if experiment.objective.freeze_prototypes:
         anchors = build_anchors(contract.anchors, classes, contract.dim)
         assert anchors is not None

@@ -21,7 +21,7 @@ from pydantic import (
 
 from oneflare import _version
 from oneflare.core.files import digest_of
-from oneflare.core.pixels import Pixels, Section
+from oneflare.core.pixel_settings import Pixels, Section
 
 LARGEST_SIDE = 1024
 """of images as networks are fed them, in pixels"""

@@ -119,13 +119,14 @@ def read_regular(path: Path, size_limit: int) -> bytes:
         return file.read(size_limit)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, remedy: str = "delete it and run again") -> Any:
+    """remedy: ends the line that refuses a damaged file"""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise RunError(f"{path} is not valid JSON; delete it and run again") from None
+        raise RunError(f"{path} is not valid JSON; {remedy}") from None
 
 
 def remove_partial(folder: Path) -> None:

@@ -85,8 +85,11 @@ def _given_twice(old: Layer, new: Layer) -> str | None:
     return None
 
 
-def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
-    """`["alpha=0.1", "train.lr=0.05"]` as a layer; values are read as YAML."""
+def parse_overrides(words: Iterable[str], *, once: bool = False) -> dict[str, Any]:
+    """`["alpha=0.1", "train.lr=0.05"]` as a layer; values are read as YAML.
+
+    once: a setting that is given twice is an error; without it the last one counts.
+    """
     layer: dict[str, Any] = {}
     for word in words:
         key, separator, text = word.partition("=")
@@ -97,7 +100,11 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         except ValueError as error:
             reason = str(error).removeprefix("line 1: ")
             raise ConfigError(f"{key}: '{text:.80}' is not a YAML value ({reason}); quote it if it is text") from None
-        layer = merge(layer, {key: _number(value)})
+        setting = expand({key: _number(value)})
+        twice = _given_twice(layer, setting) if once else None
+        if twice is not None:
+            raise ConfigError(f"{twice} is given twice, the second time by '{word:.80}'; remove one of the two")
+        layer = merge(layer, setting)
     return layer
 
 
@@ -117,6 +124,8 @@ def read_yaml(path: Path, what: str = "an experiment file") -> dict[str, Any]:
     what: the kind of file that is wanted, for the error where there is none.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is a directory, pipe or device; give the path of {what}")
         with path.open("rb") as file:
             content = strict_yaml(file.read(4 * YAML_CHARACTERS + 1))
     except OSError as error:

@@ -1,4 +1,6 @@
-"""Exact discrete noise for differential privacy, drawn only from the operating system's randomness.
+"""Exact discrete noise for differential privacy, drawn from the operating system's randomness.
+
+Only a simulation that sets a seed draws from that seed (`SeededWords`); such noise hides nothing.
 
 The samplers are Algorithms 1 to 3 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
 (NeurIPS 2020, arXiv:2004.00010), over whole arrays. Its Section 5 proves that the output has exactly the stated law,

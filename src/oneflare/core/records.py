@@ -33,8 +33,8 @@ def record_to_dict(record: Any) -> dict[str, Any]:
 
 
 def read_record(kind: type[Record], path: Path, remedy: str) -> Record:
-    """The record in a JSON file; the remedy ends the line that refuses a file with other fields than the record's."""
-    return parse_record(kind, read_json(path), str(path), remedy)
+    """The record in a JSON file; the remedy ends the line that refuses a damaged file."""
+    return parse_record(kind, read_json(path, remedy), str(path), remedy)
 
 
 def parse_record(kind: type[Record], content: Any, place: str, remedy: str) -> Record:

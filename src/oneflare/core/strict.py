@@ -57,7 +57,7 @@ def strict_yaml(text: str | bytes) -> Any:
 
     The error is one line with the place. Refused are: a key given twice or one that is no text or number, anchors and
     aliases (`&`, `*`, `<<`), tags, more than 20 levels, more than a million characters, numbers that overflow, that
-    have more than 20 digits, or that YAML's versions read differently (010, 0x10, 1:30). Dates stay text.
+    have more than 20 digits, or that YAML's versions read differently (010, 0x10, 1:30, 1_000). Dates stay text.
     """
     if isinstance(text, bytes):
         try:
@@ -127,10 +127,10 @@ class _StrictLoader(yaml.SafeLoader):
 
     def whole_number(self, node: Any) -> int:
         text = node.value
-        if not re.fullmatch(r"[-+]?(0|[1-9][0-9_]*)", text):
+        if not re.fullmatch(r"[-+]?(0|[1-9][0-9]*)", text):
             raise _problem(
                 f"'{text:.40}' is read as different numbers by different programs; write it in decimal without leading "
-                "zeros, or in quotes if it is text",
+                "zeros or underscores, or in quotes if it is text",
                 node.start_mark,
             )
         if len(text) > LONGEST_NUMBER:
@@ -138,7 +138,7 @@ class _StrictLoader(yaml.SafeLoader):
         return int(text)
 
     def real_number(self, node: Any) -> float:
-        if ":" in node.value:
+        if ":" in node.value or "_" in node.value:
             raise _problem(f"'{node.value:.40}' is not a decimal number; put text in quotes", node.start_mark)
         value = float(self.construct_yaml_float(node))
         if not math.isfinite(value):

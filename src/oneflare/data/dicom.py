@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from oneflare.core.config import Pixels
-from oneflare.data.brightness import (
+from oneflare.data.pixel_scale import (
     MOST_BYTES,
     Array,
     Refusal,
@@ -229,7 +229,8 @@ def _rescaled(pixels: Array, find: Callable[[str], Any]) -> tuple[Array, bool]:
         return values, False
     if slope == 0:
         raise Refusal("its rescale slope is 0, so every value would be the same")
-    return values * slope + intercept, True
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused afterwards, with the file's name
+        return values * slope + intercept, True
 
 
 def _looked_up(values: Array, item: Header) -> tuple[Array, int]:

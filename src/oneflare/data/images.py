@@ -23,8 +23,8 @@ import torch
 
 from oneflare.core.config import Pixels
 from oneflare.data import dicom, nifti
-from oneflare.data.brightness import MOST_PIXELS, Array, Refusal, Stored, brightness, check_size, chosen_page
 from oneflare.data.dataset import ImageSpec
+from oneflare.data.pixel_scale import MOST_PIXELS, Array, Refusal, Stored, brightness, check_size, chosen_page
 from oneflare.data.square import square
 from oneflare.data.tiff import NOT_READ, is_tiff, refuse_misread, refuse_wrapped
 

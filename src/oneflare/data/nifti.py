@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple, cast
 import numpy as np
 
 from oneflare.core.config import Pixels
-from oneflare.data.brightness import (
+from oneflare.data.pixel_scale import (
     MOST_BYTES,
     Array,
     Refusal,

@@ -55,7 +55,7 @@ class Columns:
     patient: str | None = None
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One row as it stands in the table."""
 
     place: str
@@ -169,7 +169,7 @@ def listed_paths(table: Path) -> list[Path]:
     return found
 
 
-def _labelled(row: Row, paths: _Paths, classes: Sequence[str], problems: list[Problem]) -> LabelledFile | None:
+def _labelled(row: TableRow, paths: _Paths, classes: Sequence[str], problems: list[Problem]) -> LabelledFile | None:
     """The row's file, or None after its problems were noted."""
     before = len(problems)
     path = paths.resolve(row, problems)
@@ -199,7 +199,7 @@ class _Paths:
         self.inside = self.root.resolve()
         self.seen: dict[Path, str] = {}
 
-    def resolve(self, row: Row, problems: list[Problem]) -> Path | None:
+    def resolve(self, row: TableRow, problems: list[Problem]) -> Path | None:
         path = self.root / row.file
         wrong = self._wrong(row, path)
         if wrong:
@@ -208,7 +208,7 @@ class _Paths:
         self.seen[path.resolve()] = row.place
         return path
 
-    def _wrong(self, row: Row, path: Path) -> str | None:
+    def _wrong(self, row: TableRow, path: Path) -> str | None:
         if row.wrong:
             return row.wrong
         if not row.file or "\0" in row.file:
@@ -232,7 +232,7 @@ class _Paths:
         return sum(is_image_file(path) and path.resolve() not in self.seen for path in self.root.rglob("*"))
 
 
-def _sorted_labels(rows: Sequence[Row]) -> tuple[str, ...]:
+def _sorted_labels(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """In alphabetical order; whole numbers in their own."""
     found = {str(row.label) for row in rows if row.label not in (None, "")}
     if all(name.isdecimal() for name in found):
@@ -240,7 +240,7 @@ def _sorted_labels(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _rows(table: Path, columns: Columns, *, labels: bool) -> Iterator[Row]:
+def _rows(table: Path, columns: Columns, *, labels: bool) -> Iterator[TableRow]:
     """The rows of a table as they stand there."""
     names, lines = _parquet(table) if table.suffix.lower() == ".parquet" else _text(table)
     usual = {name.strip().lower(): position for position, name in reversed(list(enumerate(names)))}
@@ -268,7 +268,7 @@ def _rows(table: Path, columns: Columns, *, labels: bool) -> Iterator[Row]:
         cells = [*given, *[""] * (len(names) - len(given))]
         value = cell(cells, label)
         many = any(_word(extra) for extra in cells[len(names) :])
-        yield Row(
+        yield TableRow(
             where,
             _word(cell(cells, file)).replace("\\", "/"),
             value if isinstance(value, int) and not isinstance(value, bool) else _word(value),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oneflare.data.brightness import Array, Refusal
+from oneflare.data.pixel_scale import Array, Refusal
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow

@@ -12,6 +12,7 @@ from oneflare.federation.charter import Charter
 from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import MemberScores, PooledScores
 from oneflare.metrics import Measured, ModelFigures
+from oneflare.models.decisions import Decision
 
 TASK = {"type": "image-classification", "name": "Image classification"}
 
@@ -59,8 +60,8 @@ def _metrics(figures: ModelFigures) -> list[dict[str, Any]]:
     return [{"type": kind, "name": name, "value": round(value.value, 4)} for kind, name, value in known]
 
 
-def scores_section(told: PooledScores | None) -> list[str]:
-    """What members measured, as Markdown: each, all together, and every class."""
+def scores_section(told: PooledScores | None, decision: Decision | None = None) -> list[str]:
+    """What members measured, as Markdown: each, all together, and every class. decision: the model's thresholds"""
     if told is None:
         return []
     together, weakest, worst = told.together, told.together.weakest, told.worst
@@ -75,6 +76,7 @@ def scores_section(told: PooledScores | None) -> list[str]:
     ]
     if weakest is not None:
         lines += [f"Weakest class: {markdown(weakest.name)}, sensitivity {_percent(weakest.sensitivity)}.", ""]
+    lines += _decided(together, decision)
     lines += ["| member | images | patients | accuracy % | alone % | signed |", "|---|---:|---:|---:|---:|---|"]
     lines += [_member_row(one) for one in told.members]
     lines += [
@@ -88,6 +90,23 @@ def scores_section(told: PooledScores | None) -> list[str]:
         lines.append(f"| {markdown(one.name)} | {support} | {' | '.join(map(_percent, figures))} |")
     limit = min(one.smallest_group for one in told.members)
     return [*lines, "", f"Of groups with fewer than {limit} test images (or patients) nothing is told.", ""]
+
+
+def _decided(figures: ModelFigures, decision: Decision | None) -> list[str]:
+    """How good the model is as it decides by its thresholds, as far as members measured these."""
+    told = figures.by_rule
+    if decision is None:
+        return []
+    if told is None or told.rule != decision.rule:
+        return [f"It decides by {decision.words}; all figures here are of the most likely class.", ""]
+    rates = zip(figures.classes, told.classes, strict=True)
+    found = [f"{markdown(one.name)} {_percent(by.sensitivity)}" for one, by in rates if by.sensitivity is not None]
+    return [
+        f"It decides by {decision.words}. So decided, accuracy {_percent(told.accuracy)} of {told.decided} images that "
+        f"get a class; {_percent(told.undecided)} % of {told.images} get the answer 'none of the known classes'. "
+        f"Sensitivity as decided: {', '.join(found) or 'withheld'}. All other figures are of the most likely class.",
+        "",
+    ]
 
 
 def _member_row(one: MemberScores) -> str:

@@ -34,7 +34,7 @@ from oneflare.fusion import FUSIONS
 from oneflare.methods.resolve import ARRAYS, resolve
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.backbones import input_spec
-from oneflare.nn.encoders import CUSTOM
+from oneflare.nn.given import CUSTOM
 from oneflare.upload import Contract
 from oneflare.upload.encryption import check_box_key
 from oneflare.upload.masking.roster import Roster
@@ -263,7 +263,7 @@ class Charter(Section):
 
     def template(self) -> PrototypeNetwork:
         """The start that all members share, which the server fills."""
-        return shared_start(self.terms, self.contract, None)
+        return shared_start(self.terms, self.contract)
 
     def client(self, member: str) -> int:
         """A member's number: the name of its random streams, the same wherever and whenever it trains."""
@@ -299,6 +299,7 @@ HEADER = """\
 # Members and the coordinator compare the fingerprint by telephone or in person before they train.
 # Members, deadline, use, limits, roster and experiment.fusions may change later; all else makes another federation.
 """
+STATED = re.compile(rb"(?:\xef\xbb\xbf)?# A OneFlare federation, fingerprint ([0-9a-f-]{23})\.")
 
 
 def _as_value_error(check: Any, value: str) -> str:
@@ -352,7 +353,25 @@ def read_charter(path: Path) -> Charter:
         charter.contract  # noqa: B018  (refuses parts that do not fit the images)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    _check_whole(path, charter)
     return charter
+
+
+def _check_whole(path: Path, charter: Charter) -> None:
+    """Refuse a file whose terms are not those that its first line was written for.
+
+    A file that was cut off may still be valid, with the defaults in place of what is lost, such as noise on sums.
+    Whoever changes terms on purpose changes that line too; against them, people compare the fingerprint.
+    """
+    with path.open("rb") as file:
+        stated = STATED.match(file.read(200))
+    found = short(charter.fingerprint)
+    if stated is not None and stated[1].decode() != found:
+        raise ConfigError(
+            f"{path}: was cut off or changed: its first line says fingerprint {stated[1].decode()}, its terms give "
+            f"{found}; ask the coordinator for the file again (other terms are another federation: `oneflare server "
+            "init` makes one)"
+        )
 
 
 def _validate(content: Mapping[str, Any]) -> Charter:

@@ -130,8 +130,7 @@ def _fuse_sent(
     total = _total(charter, folder, intake, rules, observer)
     for note in intake.notes:
         observer.note(note)
-    least = rules.least(charter, last, removed)
-    _enough(intake, least, charter, last, removed)
+    _enough(intake, rules, charter, last, removed)
     observer.note(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
     with one_thread(), prepared(files) as place:
         collected = UploadSet(
@@ -156,7 +155,7 @@ def _fuse_sent(
         intake = refuse_faulty(intake, faults)
         for fault in faults:
             observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
-        _enough(intake, least, charter, last, removed)
+        _enough(intake, rules, charter, last, removed)
         content = _result(charter, intake, fusions, removed)
         content = replace(content, suspects=suspects, admission=checked, masked=_masked_facts(total))
         if test is not None:
@@ -222,30 +221,24 @@ def _masked_facts(total: Total | None) -> MaskedTotal | None:
 
 
 def _enough(
-    intake: Intake, least: int, charter: Charter, last: FederationResult | None, removed: Mapping[str, str]
+    intake: Intake, rules: Rules, charter: Charter, last: FederationResult | None, removed: Mapping[str, str]
 ) -> None:
     """Refuse to fuse fewer members than are needed, and say who is not in and why."""
-    present = intake.uploads
+    present, least = intake.uploads, rules.least(charter, last, removed)
     if len(present) >= max(1, least):
         return
     before: Sequence[str] = () if last is None else last.names
-    reasons = [
-        f"{verdict.who} ({verdict.file}) is {verdict.status}: {verdict.reason}"
-        for verdict in intake.verdicts
-        if verdict.status not in ("in", "superseded")
-    ]
-    heard = {verdict.member for verdict in intake.verdicts}
-    silent = [name for name in dict.fromkeys([*before, *charter.members]) if name not in {*heard, *removed}]
-    reasons += [f"{' and '.join(silent)} sent nothing"] if silent else []
+    reasons = intake.reasons(name for name in dict.fromkeys([*before, *charter.members]) if name not in removed)
     if not present:
         raise RunError(f"no usable upload, nothing was changed ({'; '.join(reasons)})")
     why = "as many as in the last fusion" if last is not None else "as many as are admitted"
+    why = "--min-members" if rules.min_members is not None else f"{why}, unless --min-members says otherwise"
     remedies = [f"--min-members {len(present)} fuses without the others"]
     if any(name not in present and name not in removed for name in before):
         remedies.append("--keep fuses the others' uploads of the last fusion again")
     raise RunError(
         f"{len(present)} usable upload{'s' if len(present) > 1 else ''} ({', '.join(present)}), but {least} are needed "
-        f"({why}, unless --min-members says otherwise); nothing was changed. {'; '.join(reasons)}. "
+        f"({why}); nothing was changed. {'; '.join(reasons)}. "
         f"{'; '.join(remedies)}"
     )
 

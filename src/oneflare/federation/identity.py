@@ -61,7 +61,7 @@ def identify(path: Path, manifest: Mapping[str, Any], charter: Charter, carrier:
             f"{path}: has client number {plain(manifest.get('client'), 40)}, but {member}'s is {client}; "
             f"somebody altered it, or it was trained under another name: {member} must train again"
         )
-    return Sender(member, client, _moment(path, manifest.get("created")), key)
+    return Sender(member, client, dated(path, manifest.get("created"), TRAIN_AGAIN), key)
 
 
 def now() -> str:
@@ -74,17 +74,23 @@ def in_future(moment: datetime) -> bool:
     return moment > datetime.now(UTC) + CLOCK_TOLERANCE
 
 
-def _moment(path: Path, created: Any) -> datetime:
+def moment_of(created: Any) -> datetime | None:
+    """A date that somebody else wrote, in UTC; None where it is no moment, or one that UTC's calendar does not have."""
     try:
         moment = datetime.fromisoformat(created)
-    except (TypeError, ValueError):
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise UploadError(f"{path}: does not say when it was made; train again")
+        return None if moment.tzinfo is None else moment.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def dated(path: Path, created: Any, again: str) -> datetime:
+    """When somebody else's file was made; refuses one without a date, or dated ahead. again: what puts it right"""
+    moment = moment_of(created)
+    if moment is None:
+        raise UploadError(f"{path}: does not say when it was made; the member must {again}")
     if in_future(moment):
         raise UploadError(
-            f"{path}: is dated {moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC, in the future; the member must set its "
-            "clock and run `oneflare client train` again, which dates the upload anew without training"
+            f"{path}: is dated {moment:%Y-%m-%d %H:%M} UTC, in the future; the member must set its clock and {again}"
         )
     return moment
 
@@ -112,6 +118,7 @@ class Signature:
     """what kind of thing the digest is of"""
 
 
+TRAIN_AGAIN = "run `oneflare client train` again, which dates the upload anew without training"
 UPLOADED = ("train with --key", "`oneflare client train` with the new key signs it again, without training")
 
 

@@ -53,6 +53,17 @@ class Intake:
     notes: tuple[str, ...] = ()
     """what the coordinator must hear: who sent more than one upload, and which was taken"""
 
+    def reasons(self, expected: Iterable[str]) -> list[str]:
+        """Why uploads are not in, in words; expected: members who should have sent one."""
+        reasons = [
+            f"{verdict.who} ({verdict.file}) is {verdict.status}: {verdict.reason}"
+            for verdict in self.verdicts
+            if verdict.status not in ("in", "superseded")
+        ]
+        heard = {verdict.member for verdict in self.verdicts}
+        silent = [name for name in expected if name not in heard]
+        return [*reasons, f"{', '.join(silent)} sent nothing"] if silent else reasons
+
 
 @dataclass(frozen=True)
 class UploadHistory:

@@ -4,7 +4,8 @@ Every line of `log/entries.jsonl` is one JSON object with a number, the time, wh
 before it, and the coordinator's signature of all of these. Whoever edits, removes, reorders or adds a line without the
 key breaks the chain at that line. What a chain cannot show by itself is that its last lines were cut off: therefore
 `log/head.json` holds the last line's number and digest, a fusion's signed `result.json` and its page hold those of the
-time, and `verify_log` compares all of them. The owner of the key can still write another history; members who keep an
+time, and `verify` compares all of them. So does `append`: what it finds missing it writes down before anything else, so
+that the next line does not cover it up. The owner of the key can still write another history; members who keep an
 earlier digest notice.
 """
 
@@ -50,6 +51,7 @@ EVENTS = {
     "closed": "a round of masked sums was closed: who is in the total, and who is missing",
     "rotated": "a member's or the coordinator's key was replaced by one that the old key signed",
     "revoked": "a member's key was revoked",
+    "broken": "lines before this one were found to be missing or replaced when it was written",
 }
 
 
@@ -62,7 +64,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One line of the log."""
 
     number: int
@@ -121,7 +123,7 @@ class Position:
 class Verified:
     """A log as it is, and everything that is wrong with it."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
     problems: tuple[str, ...]
     position: Position
 
@@ -140,10 +142,17 @@ class FederationLog:
         self.head = self.folder / HEAD
         self.federation = federation
 
-    def append(self, events: Sequence[Event], at: str, key: SigningKey | None, terms: Event | None = None) -> Position:
+    def append(
+        self,
+        events: Sequence[Event],
+        at: str,
+        key: SigningKey | None,
+        terms: Event | None = None,
+        others: Sequence[tuple[str, Position]] = (),
+    ) -> Position:
         """Write events down, all or none of them; several processes may do so at the same time.
 
-        terms: written before them if the log's last word on the terms was another.
+        terms: written before them if the log's last word on the terms was another. others: as `verify` has them.
         """
         with exclusive(self.folder, wait_seconds=WAIT_SECONDS):
             content = self._content()
@@ -154,9 +163,10 @@ class FederationLog:
             number = len(lines)
             if terms is not None and _last_terms(lines) != _printable(terms.details):
                 events = [terms, *events]
+            events = [*self._gaps(lines, others), *events]
             for event in events:
                 number += 1
-                blank = Entry(number, at, event.event, _printable(event.details), previous, None, None)
+                blank = LogEntry(number, at, event.event, _printable(event.details), previous, None, None)
                 line = signed(blank, key).line
                 lines.append(line)
                 previous = hashlib.sha256(line).hexdigest()
@@ -164,6 +174,21 @@ class FederationLog:
             position = Position(number, previous)
             write_json(self.head, asdict(position))
         return position
+
+    def _gaps(self, lines: Sequence[bytes], others: Sequence[tuple[str, Position]]) -> Iterator[Event]:
+        """What a place that knows an earlier end of the log misses in it; each place is written down once."""
+        entries = [entry for entry in map(_parsed, lines) if entry is not None]
+        told = {entry.details.get("seen") for entry in entries if entry.event == "broken"}
+        digests = [hashlib.sha256(line).hexdigest() for line in lines]
+        head = _position(self.head)
+        if head is None and len({entry.at for entry in entries}) > 1:  # else the first writer was killed before the end
+            yield Event("broken", {"reason": NO_HEAD.format(self.head.name)})
+        for name, position in ([] if head is None else [(self.head.name, head)]) + list(others):
+            if str(position) not in told:
+                told.add(str(position))
+                yield from (
+                    Event("broken", {"reason": text, "seen": str(position)}) for text in _cut(name, position, digests)
+                )
 
     def _content(self) -> bytes:
         return read_regular(self.file, SIZE_LIMIT) if self.file.exists() else b""
@@ -174,7 +199,7 @@ class FederationLog:
         keys: the coordinator's public keys in the order in which they counted; a line after one that a later key signed
         is not believed from an earlier key. None at all: nobody signs. others: who says it, where the log was.
         """
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         problems: list[str] = []
         digests: list[str] = []
         previous, left = start_of(self.federation), list(keys)
@@ -182,6 +207,8 @@ class FederationLog:
             entry = _parsed(line)
             reasons = [_DAMAGED] if entry is None else list(_broken(entry, number, previous, left))
             problems += [f"line {number} {reason}" for reason in reasons]
+            if entry is not None and entry.event == "broken":
+                problems.append(f"line {number} found this when it was written: {entry.details.get('reason')}")
             previous = hashlib.sha256(line).hexdigest()
             digests.append(previous)
             if entry is not None:
@@ -190,7 +217,7 @@ class FederationLog:
                     del left[: left.index(entry.key)]
         head = _position(self.head)
         if head is None and digests:
-            problems.append(f"{self.head.name} is missing or damaged, which says where the log ends")
+            problems.append(NO_HEAD.format(self.head.name))
         known = ([] if head is None else [(self.head.name, head)]) + list(others)
         problems += [text for name, position in known for text in _cut(name, position, digests)]
         return Verified(tuple(entries), tuple(problems), Position(len(digests), digests[-1] if digests else None))
@@ -204,14 +231,15 @@ def _last_terms(lines: Sequence[bytes]) -> dict[str, Any] | None:
     return None
 
 
+NO_HEAD = "{} is missing or damaged, which says where the log ends"
 _DAMAGED = "is damaged: it is not a line of this log"
 
 
-def signed(entry: Entry, key: SigningKey | None) -> Entry:
+def signed(entry: LogEntry, key: SigningKey | None) -> LogEntry:
     if key is None:
         return entry
-    named = Entry(**(asdict(entry) | {"key": key.public}))
-    return Entry(**(asdict(named) | {"signature": key.sign(named.digest, MESSAGE)}))
+    named = LogEntry(**(asdict(entry) | {"key": key.public}))
+    return LogEntry(**(asdict(named) | {"signature": key.sign(named.digest, MESSAGE)}))
 
 
 def _printable(details: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,10 +254,10 @@ def _printable(details: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parsed(line: bytes) -> Entry | None:
+def _parsed(line: bytes) -> LogEntry | None:
     try:
         content = strict_json(line)
-        entry = Entry(**content)
+        entry = LogEntry(**content)
     except (ValueError, TypeError):
         return None
     fits = isinstance(entry.number, int) and isinstance(entry.details, dict) and entry.event in EVENTS
@@ -237,7 +265,7 @@ def _parsed(line: bytes) -> Entry | None:
     return entry if fits and entry.line == line else None
 
 
-def _broken(entry: Entry, number: int, previous: str, keys: Sequence[str]) -> Iterator[str]:
+def _broken(entry: LogEntry, number: int, previous: str, keys: Sequence[str]) -> Iterator[str]:
     """Everything that is wrong with a line in its place. keys: that may have signed it"""
     if entry.number != number:
         yield f"has the number {entry.number}: lines are missing, were added or change places here"

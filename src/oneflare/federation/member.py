@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,11 +35,11 @@ from oneflare.data.reading import Reader
 from oneflare.data.tables import Columns
 from oneflare.errors import RunError, TrainingError, UploadError
 from oneflare.federation.charter import Charter
-from oneflare.federation.identity import in_future, now
+from oneflare.federation.identity import in_future, moment_of, now
 from oneflare.federation.ledger import Balance, Ledger, Question, ledger_folder
 from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.nn.hardware import choose_device, one_thread
-from oneflare.simulation.features import Features, Rehearsal, reader_of
+from oneflare.simulation.features import FeatureReader, Rehearsal, reader_of
 from oneflare.upload import read_manifest, seal_upload
 from oneflare.upload.contract import statistics_bytes
 from oneflare.upload.encryption import SUFFIX, encrypt
@@ -89,7 +88,7 @@ def member_data(
 
 def charter_reader(charter: Charter, observer: Observer | None = None, *, rehearse: bool = False) -> Reader:
     """How images are read under the charter; to rehearse: images are checked, and features only timed."""
-    kind = Rehearsal if rehearse else Features
+    kind = Rehearsal if rehearse else FeatureReader
     return reader_of(charter.inputs, choose_device(charter.terms.train.device).type, observer, kind)
 
 
@@ -269,7 +268,8 @@ def _same_upload(trained: Path, out: Path, member: str, key: SigningKey | None) 
         return None
     signed = manifest.get("signature") or {}
     same = manifest["tensors"] == source["tensors"] and manifest.get("member") == member
-    same = same and not in_future(datetime.fromisoformat(manifest["created"]))
+    made = moment_of(manifest.get("created"))
+    same = same and made is not None and not in_future(made)
     return manifest if same and signed.get("key") == (None if key is None else key.public) else None
 
 

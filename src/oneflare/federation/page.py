@@ -17,7 +17,7 @@ from oneflare.federation.story import decision_of, federation_story
 from oneflare.federation.verdict import RULE
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import known_key, sign_card
-from oneflare.models.decisions import Decision
+from oneflare.models.decisions import Decision, decision_path
 from oneflare.models.sealing import check_seal
 from oneflare.report.rendering import render_page
 
@@ -78,6 +78,7 @@ def write_federation_page(fused: FusedFederation) -> Path:
         change=change_lines(content.change),
         tests={str(one.member): one.test for one in content.scores or ()},
         rule=RULE,
+        thresholds=decision_path(fused.files.model).name,
         size_text=size_text,
     )
     write_text(fused.files.report, page)
@@ -201,11 +202,24 @@ def card(charter: Charter, content: FederationResult, decision: Decision | None 
         "",
         *(f"- {markdown(line)}" for line in limits(charter, content, decision)),
         "",
-        "## Members",
+        *_members_section(content),
+        *scores_section(content.pooled, decision),
+        "## Method",
         "",
-        "| member | images | upload | made (UTC) | signed |",
-        "|---|---:|---:|---|---|",
+        f"{content.method} with encoder {_spec(content.encoder)}, {charter.terms.epochs} epochs at each member, "
+        f"one upload each, fused by {content.headline}: {own.parameters:,} parameters, "
+        f"{own.forward_passes} forward pass{'es' if own.forward_passes > 1 else ''} per image.",
+        "",
+        *_measured_section(content),
+        "",
+        *lineage_section(charter, content),
     ]
+    return "\n".join(lines)
+
+
+def _members_section(content: FederationResult) -> list[str]:
+    """Who took part and who did not, with reasons."""
+    lines = ["## Members", "", "| member | images | upload | made (UTC) | signed |", "|---|---:|---:|---|---|"]
     volume = {"exact": "", "noised": " (noised)", "withheld": " (total only)"}[content.counts_mode]
     if content.masked is not None and content.counts_mode == "withheld":
         volume = " at most (enrolled)"
@@ -224,34 +238,26 @@ def card(charter: Charter, content: FederationResult, decision: Decision | None 
     for verdict in left_out:
         name = Path(verdict.file).name
         lines.append(f"- left out: {markdown(verdict.who)} ({markdown(name)}): {markdown(verdict.reason)}")
-    if left_out:
-        lines.append("")
-    lines += scores_section(content.pooled)
-    lines += [
-        "## Method",
-        "",
-        f"{content.method} with encoder {_spec(content.encoder)}, {charter.terms.epochs} epochs at each member, "
-        f"one upload each, fused by {content.headline}: {own.parameters:,} parameters, "
-        f"{own.forward_passes} forward pass{'es' if own.forward_passes > 1 else ''} per image.",
-        "",
-        "## Measured by the coordinator",
-        "",
-    ]
+    return [*lines, ""] if left_out else lines
+
+
+def _measured_section(content: FederationResult) -> list[str]:
+    """How good every fusion is on the coordinator's own test images."""
+    lines = ["## Measured by the coordinator", ""]
     if content.test_images is None:
-        lines.append("Nothing: the coordinator gave no test images.")
-    else:
-        lines += [
-            f"On {content.test_images} test images of the coordinator:",
-            "",
-            "| fusion | accuracy % | balanced % | worst class % | calibration error % |",
-            "|---|---:|---:|---:|---:|",
-        ]
-        for name, scores in ((name, made.scores) for name, made in content.fusions.items()):
-            assert scores is not None
-            shown = (scores.accuracy, scores.balanced_accuracy, scores.worst_class, scores.calibration_error)
-            lines.append(f"| {name} | " + " | ".join(f"{100 * figure:.1f}" for figure in shown) + " |")
-    lines += ["", *lineage_section(charter, content)]
-    return "\n".join(lines)
+        return [*lines, "Nothing: the coordinator gave no test images."]
+    lines += [
+        f"On {content.test_images} test images of the coordinator:",
+        "",
+        "| fusion | accuracy % | balanced % | worst class % | calibration error % |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, made in content.fusions.items():
+        scores = made.scores
+        assert scores is not None
+        shown = (scores.accuracy, scores.balanced_accuracy, scores.worst_class, scores.calibration_error)
+        lines.append(f"| {name} | " + " | ".join(f"{100 * figure:.1f}" for figure in shown) + " |")
+    return lines
 
 
 def size_text(number: float) -> str:

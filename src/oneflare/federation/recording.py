@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from oneflare.errors import MemberFault
+from oneflare.errors import MemberFault, RunError
 from oneflare.federation.admission import AdmissionResult
 from oneflare.federation.charter import Charter
 from oneflare.federation.intake import Intake
@@ -28,7 +29,16 @@ def write_down(charter: Charter, folder: Path, events: Sequence[Event]) -> Posit
         "members": list(charter.members),
     }
     moment = datetime.now(UTC).isoformat(timespec="seconds")
-    return log.append(events, moment, coordinator_key(charter, folder), Event("terms", terms))
+    return log.append(events, moment, coordinator_key(charter, folder), Event("terms", terms), _ends(folder))
+
+
+def _ends(folder: Path) -> list[tuple[str, Position]]:
+    """Where the log ended when the last result was made, if there is one that can be read."""
+    files = FederationFiles(folder)
+    with contextlib.suppress(RunError):
+        last = files.last()
+        return [] if last is None or last.log is None else [(files.result.name, last.log)]
+    return []
 
 
 def intake_events(intake: Intake, remove: Sequence[str]) -> list[Event]:
@@ -123,13 +133,10 @@ def release_event(charter: Charter, content: FederationResult) -> Event:
 def check_log(folder: Path, charter: Charter, expected: Sequence[tuple[str, Position]] = ()) -> Verified:
     """The federation's log, compared with the charter's keys, with the last result, and with what others remember."""
     files, log = FederationFiles(folder), FederationLog(folder, charter.id)
-    others = list(expected)
     last = files.last()
+    found = log.verify(charter.signing_keys, *expected, *_ends(folder))
     if last is None:
-        return log.verify(charter.signing_keys, *others)
-    if last.log is not None:
-        others.append((files.result.name, last.log))
-    found = log.verify(charter.signing_keys, *others)
+        return found
     written = [entry for entry in found.entries if entry.event in ("fused", "scored", "rolled_back")]
     if not written or written[-1].details.get("result") != _digest(files):
         problem = f"{files.result.name} is not the one that the log's last fusion, scores or rollback wrote"

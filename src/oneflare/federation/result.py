@@ -129,7 +129,7 @@ class FederationResult:
     @classmethod
     def read(cls, path: Path) -> FederationResult:
         """path: a `result.json`; what earlier versions did not write yet is empty"""
-        content = read_json(path)
+        content = read_json(path, REMEDY)
         if isinstance(content, Mapping):
             content = {"notes": [], "suspects": {}, "admission": None, "change": None, "log": None, **content}
         return parse_record(cls, content, str(path), REMEDY)

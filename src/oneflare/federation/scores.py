@@ -16,7 +16,7 @@ from oneflare.core.files import digest_of, read_regular, write_json
 from oneflare.core.records import parse_record, record_to_dict
 from oneflare.core.strict import strict_json
 from oneflare.errors import RunError
-from oneflare.metrics.figures import Comparison, ModelFigures
+from oneflare.metrics.figures import AgainstAlone, ModelFigures
 from oneflare.metrics.pooling import pool, pool_comparisons, untold
 from oneflare.upload.signing import SigningKey
 
@@ -51,7 +51,7 @@ class MemberScores:
     """the member's own model on the same images; None where it was not measured"""
     own: str | None
     """SHA-256 of the file of the member's own model"""
-    comparison: Comparison | None
+    comparison: AgainstAlone | None
     """together against alone, image by image"""
     key: str | None = None
     """the member's public key"""
@@ -69,6 +69,9 @@ class MemberScores:
             raise ValueError("the figures of the classes do not add up to the images of the test")
         if alone is not None and (alone.images, alone.names) != (self.together.images, self.together.names):
             raise ValueError("the two models were measured on different images")
+        by_rule = self.together.by_rule
+        if by_rule is not None and by_rule.images != self.together.images:
+            raise ValueError("the decision rule was measured on different images")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -111,7 +114,7 @@ class PooledScores:
     """the federation's model on all test images of all members"""
     alone: ModelFigures | None
     """every member's own model on its own test images, over the members that measured it"""
-    comparison: Comparison | None
+    comparison: AgainstAlone | None
     """together against alone, over the same members"""
     untold: tuple[tuple[int, ...], ...] | None
     """how many members withhold a cell of the confusion matrix"""

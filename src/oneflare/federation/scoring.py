@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from torch import Tensor
@@ -19,14 +19,15 @@ from oneflare.errors import ConfigError, OneFlareError, RunError, UploadError
 from oneflare.federation.charter import Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused, release
 from oneflare.federation.history import History
-from oneflare.federation.identity import Signature, check_signature, in_future, now
+from oneflare.federation.identity import Signature, check_signature, dated, now
 from oneflare.federation.log import Event
 from oneflare.federation.recording import score_events, write_down
 from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import MESSAGE, SMALLEST_GROUP, MemberScores, read_scores
 from oneflare.federation.versions import FederationFiles
 from oneflare.federation.vouching import coordinator_key
-from oneflare.metrics.figures import Comparison, ModelFigures, compared, figures_of
+from oneflare.metrics.deciding import with_rule
+from oneflare.metrics.figures import AgainstAlone, ModelFigures, compared, figures_of
 from oneflare.metrics.thresholds import kept_shares
 from oneflare.models import GlobalModel
 from oneflare.upload.signing import check_name
@@ -47,7 +48,7 @@ class Subject:
         return hashlib.sha256(self.file.read_bytes()).hexdigest()
 
 
-class Trial:
+class ModelTest:
     """A test of the federation's model, and of the member's own model on the same images; each is asked once."""
 
     def __init__(self, together: Subject, test: Split, own: Subject | None = None) -> None:
@@ -57,23 +58,30 @@ class Trial:
             raise ConfigError(
                 f"--alone {own.file}: has other classes than {together.file}; give your own model of them"
             )
-        answers = together.model.answers(test.images)
-        self._together, self._familiarity = answers.logits, answers.familiarity
+        self._answers = together.model.answers(test.images)
+        self._together = self._answers.logits
         self._alone = None if own is None else own.model.logits(test.images)
 
     def figures(self, smallest_group: int = 1) -> ModelFigures:
-        """The federation's model; of smaller groups nothing."""
-        figures, bound = self._figures(self._together, smallest_group), self.together.model.familiarity_bound
-        if self._familiarity is None or bound is None:
+        """The federation's model by its most likely class, and by its decision rule if it has one; of smaller groups
+        nothing."""
+        figures, model = self._figures(self._together, smallest_group), self.together.model
+        bound, familiarity, decision = model.familiarity_bound, self._answers.familiarity, model.decision
+        if familiarity is not None and bound is not None:
+            figures = replace(figures, kept=kept_shares(familiarity, bound, smallest_group))
+        if decision is None:
             return figures
-        return replace(figures, kept=kept_shares(self._familiarity, bound, smallest_group))
+        answered, test = decision.labels(self._answers), self.test
+        return with_rule(
+            figures, answered, test.labels, test.patients, rule=decision.rule, smallest_group=smallest_group
+        )
 
     def alone(self, smallest_group: int = 1) -> ModelFigures | None:
         """The member's own model; of smaller groups nothing."""
         return None if self._alone is None else self._figures(self._alone, smallest_group)
 
     @property
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> AgainstAlone | None:
         if self._alone is None:
             return None
         return compared(self._together, self._alone, self.test.labels, self.test.patients)
@@ -224,24 +232,9 @@ class _Desk:
                 raise UploadError(f"{path}: is about the same test images as the scores of {name}; each uses its own")
 
     def _check_age(self, path: Path, scores: MemberScores, before: MemberScores | None) -> None:
-        moment = _moment(path, scores.created)
-        if in_future(moment):
-            raise UploadError(
-                f"{path}: is dated {moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC, in the future; {scores.member} must "
-                "set its clock and evaluate again"
-            )
+        moment = dated(path, scores.created, "evaluate again")
         if before is not None and moment <= datetime.fromisoformat(before.created):
             raise UploadError(
                 f"{path}: is older than the scores of {scores.member} that are in the result (made "
                 f"{before.created[:16].replace('T', ' ')} UTC); {scores.member} evaluates again to replace them"
             )
-
-
-def _moment(path: Path, created: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(created)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise UploadError(f"{path}: does not say when it was made; evaluate again")
-    return moment

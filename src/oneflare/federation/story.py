@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,12 +13,12 @@ from oneflare.core.records import read_record
 from oneflare.errors import OneFlareError
 from oneflare.federation.charter import Charter
 from oneflare.federation.history import History
-from oneflare.federation.log import SHOWN, Entry, Verified
+from oneflare.federation.log import SHOWN, LogEntry, Verified
 from oneflare.federation.result import FederationResult, MemberResult
 from oneflare.federation.scores import MemberScores, PooledScores
 from oneflare.federation.verdict import Verdict, judge, listed, never_trained, quoted
 from oneflare.federation.versions import FederationFiles
-from oneflare.metrics.figures import ClassFigures
+from oneflare.metrics.figures import ClassFigures, RuleFigures, RuleRates
 from oneflare.metrics.intervals import Measured
 from oneflare.models.decisions import REMEDY, Decision, decision_path
 from oneflare.report.forest import Mark, forest
@@ -61,6 +62,8 @@ class ClassRow:
     """members that have images of it; None where that is not known"""
     figures: ClassFigures | None
     threshold: float | None
+    decided: RuleRates | None
+    """as the model decides by its thresholds; None where nobody has measured that"""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,10 @@ class FederationStory:
     decision: Decision | None
 
     @property
+    def by_rule(self) -> RuleFigures | None:
+        return _by_rule(self.content, self.decision)
+
+    @property
     def better(self) -> tuple[int, int]:
         """At how many members the model is more accurate than the member's own, and how many compared."""
         gains = [row.gain for row in self.members if row.gain is not None]
@@ -149,7 +156,7 @@ def federation_story(
 ) -> FederationStory:
     """limits: what a user of the model must know, in sentences; log: as it was found"""
     first, disclosed = _disclosures(files)
-    decision = decision_of(files, content)
+    decision, places = decision_of(files, content), _Places.of(files.folder, content, log.entries)
     return FederationStory(
         charter=charter,
         content=content,
@@ -159,8 +166,8 @@ def federation_story(
         classes=_classes(content, decision),
         never=tuple(_never(content, decision)),
         limits=tuple(limits),
-        absent=tuple(_absent(content, log.entries)),
-        steps=tuple(map(_step, log.entries[-LINES:])),
+        absent=tuple(_absent(content, log.entries, places)),
+        steps=tuple(_step(entry, places) for entry in log.entries[-LINES:]),
         log=log,
         first=first,
         disclosed=disclosed,
@@ -185,6 +192,7 @@ def _members(content: FederationResult) -> tuple[MemberRow, ...]:
 
 def _classes(content: FederationResult, decision: Decision | None) -> tuple[ClassRow, ...]:
     pooled, table = content.pooled, content.table
+    by_rule = _by_rule(content, decision)
     rows = []
     for label, name in enumerate(content.classes):
         images: int | None = None
@@ -196,8 +204,15 @@ def _classes(content: FederationResult, decision: Decision | None) -> tuple[Clas
             owners = tuple(member for member, row in zip(content.names, table, strict=True) if row[label] > 0)
         figures = None if pooled is None else pooled.together.classes[label]
         threshold = None if decision is None else decision.thresholds[label]
-        rows.append(ClassRow(name, images, owners, figures, threshold))
+        decided = None if by_rule is None else by_rule.classes[label]
+        rows.append(ClassRow(name, images, owners, figures, threshold, decided))
     return tuple(rows)
+
+
+def _by_rule(content: FederationResult, decision: Decision | None) -> RuleFigures | None:
+    """What members measured under these thresholds; None where they measured none, or earlier ones."""
+    told = None if content.pooled is None else content.pooled.together.by_rule
+    return told if told is not None and decision is not None and told.rule == decision.rule else None
 
 
 def _never(content: FederationResult, decision: Decision | None) -> list[str]:
@@ -225,10 +240,10 @@ def _never(content: FederationResult, decision: Decision | None) -> list[str]:
     return lines
 
 
-def _absent(content: FederationResult, entries: Sequence[Entry]) -> list[Absent]:
+def _absent(content: FederationResult, entries: Sequence[LogEntry], places: _Places) -> list[Absent]:
     """Who is not in the model and why, and whose upload is suspect. entries: of the log, which knows older reasons"""
     rows = [
-        Absent(verdict.who, verdict.status, verdict.reason, Path(verdict.file).name)
+        Absent(verdict.who, verdict.status, places.relative(verdict.reason), Path(verdict.file).name)
         for verdict in content.verdicts
         if verdict.status != "in"
     ]
@@ -239,13 +254,13 @@ def _absent(content: FederationResult, entries: Sequence[Entry]) -> list[Absent]
         if name not in named
     ]
     named |= set(content.removed)
-    rows += [_missing(name, entries) for name in content.missing if name not in named]
+    rows += [_missing(name, entries, places) for name in content.missing if name not in named]
     rows += [Absent(name, "suspect", why, "") for name, why in content.suspects.items()]
     order = ("suspect", "refused", "late", "removed", "missing", "superseded")
     return sorted(rows, key=lambda row: (order.index(row.status) if row.status in order else len(order), row.who))
 
 
-def _missing(name: str, entries: Sequence[Entry]) -> Absent:
+def _missing(name: str, entries: Sequence[LogEntry], places: _Places) -> Absent:
     """A member without a usable upload: what the log says of the last one that it sent, if it sent any."""
     told = [entry.details for entry in entries if entry.event == "refused" and entry.details.get("who") == name]
     if not told:
@@ -253,14 +268,39 @@ def _missing(name: str, entries: Sequence[Entry]) -> Absent:
     status, _, why = str(told[-1].get("reason")).partition(": ")
     if not why:
         status, why = "refused", status
-    return Absent(name, status, plain(why, 400), Path(str(told[-1].get("file", ""))).name)
+    return Absent(name, status, plain(places.relative(why), 400), Path(str(told[-1].get("file", ""))).name)
 
 
-def _step(entry: Entry) -> Step:
-    return Step(entry.number, entry.at[:19].replace("T", " "), entry.event, plain(_told(entry), 400))
+@dataclass(frozen=True)
+class _Places:
+    """Absolute paths of files that were sent, and the same as seen from the federation's folder, the longest first.
+
+    A page travels; where the coordinator keeps its folders is nobody else's business.
+    """
+
+    known: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, folder: Path, content: FederationResult, entries: Sequence[LogEntry]) -> _Places:
+        files = {verdict.file for verdict in content.verdicts}
+        files |= {str(entry.details["file"]) for entry in entries if "file" in entry.details}
+        home = folder.resolve()
+        absolute = sorted((file for file in files if Path(file).is_absolute()), key=len, reverse=True)
+        inside = [(f"{place}{os.sep}", "") for place in (home, folder.absolute())]
+        return cls((*((file, os.path.relpath(Path(file).resolve(), home)) for file in absolute), *inside))
+
+    def relative(self, text: str) -> str:
+        for absolute, seen in self.known:
+            text = text.replace(absolute, seen)
+        return text
 
 
-def _told(entry: Entry) -> str:
+def _step(entry: LogEntry, places: _Places) -> Step:
+    told = plain(places.relative(_told(entry)), 400)
+    return Step(entry.number, entry.at[:19].replace("T", " "), entry.event, told)
+
+
+def _told(entry: LogEntry) -> str:
     """What happened, for people who do not read digests."""
     facts, who = entry.details, str(entry.details.get("who", ""))
     if entry.event == "terms":

@@ -65,7 +65,7 @@ class FederationFiles:
         """Who was removed, and how new each member's upload was."""
         if not self.state.exists():
             return UploadHistory()
-        state = read_json(self.state)
+        state = read_json(self.state, "restore it from a copy: it says who was removed")
         try:
             return UploadHistory(dict(state["removed"]), dict(state.get("newest", {})))
         except (KeyError, TypeError, ValueError):
@@ -81,11 +81,14 @@ class FederationFiles:
 
 
 def upload_files(folder: Path) -> list[Path]:
-    """All uploads below a folder; what members keep to resume is none of them."""
+    """All uploads below a folder, pipes and devices too, so that they are refused by name and nobody is just missing.
+
+    What members keep to resume is none of them.
+    """
     if not folder.is_dir():
         raise RunError(f"no folder at {folder}; give the one in which the uploads were collected")
     names = ("*.safetensors", f"*.safetensors{ENCRYPTED}")
-    found = (path for name in names for path in folder.rglob(name) if path.is_file())
+    found = (path for name in names for path in folder.rglob(name) if not path.is_dir())
     return sorted(
         path
         for path in found

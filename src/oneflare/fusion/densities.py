@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oneflare.errors import MemberFault
 from oneflare.fusion.base import UploadSet
-from oneflare.models.rules.density import FREEDOM, Gaussians
+from oneflare.models.rules.density import FREEDOM, StudentDensities
 from oneflare.nn.encoders import widened
 from oneflare.nn.network import signed_root
 from oneflare.upload import Upload
@@ -57,8 +57,8 @@ def shrunk(covariance: Tensor, images: Tensor, least: float) -> Tensor:
 class MemberDensities:
     """Of N members over C classes, in d dimensions; counts and covariances are as the members claim them."""
 
-    classes: Gaussians
-    background: Gaussians
+    classes: StudentDensities
+    background: StudentDensities
     held: Tensor
     """`(N, C)` whether the member has an image of the class"""
     means: Tensor
@@ -108,7 +108,7 @@ class MemberDensities:
         return float(SHARPNESS * max(typical, LEAST_TYPICAL) ** -FALL)
 
 
-def expected_ratios(classes: Gaussians, background: Gaussians, means: Tensor, within: Tensor) -> Tensor:
+def expected_ratios(classes: StudentDensities, background: StudentDensities, means: Tensor, within: Tensor) -> Tensor:
     """`(C,)` the ratio of one member's own images of each class, from their moments alone.
 
     Around its mean m an image of class c has the covariance S_0 (`within`), so E|W(u - m)|^2 = tr(W S_0 W^T) under the
@@ -131,15 +131,17 @@ def member_densities(uploads: UploadSet, shrinkage: float = SHRINKAGE) -> Member
     made = [_one_member(upload, counts, shrinkage) for upload, counts in zip(uploads, uploads.counts, strict=True)]
     classes, background, means, expected = zip(*made, strict=True)
     return MemberDensities(
-        Gaussians.together(classes),
-        Gaussians.together(background),
+        StudentDensities.together(classes),
+        StudentDensities.together(background),
         uploads.counts > 0,
         torch.stack(means),
         torch.stack(expected),
     )
 
 
-def _one_member(upload: Upload, counts: Tensor, shrinkage: float) -> tuple[Gaussians, Gaussians, Tensor, Tensor]:
+def _one_member(
+    upload: Upload, counts: Tensor, shrinkage: float
+) -> tuple[StudentDensities, StudentDensities, Tensor, Tensor]:
     """Densities of its classes and of its background, class means and expected ratios."""
     part = upload.evidence(DENSITY)
     means, middle = part[DENSITY_MEANS].double(), part[BACKGROUND_MEAN].double()
@@ -153,9 +155,9 @@ def _one_member(upload: Upload, counts: Tensor, shrinkage: float) -> tuple[Gauss
     prior = PRIOR_IMAGES * variance * torch.eye(means.shape[1], dtype=dtype)
     pooled = (images * within + prior) / degrees
     spread = 1 + 1 / counts.clamp(min=1)[None]  # of a new image around a mean of n
-    classes = Gaussians.of(means[None], shrunk(pooled, degrees[None], shrinkage), spread)
+    classes = StudentDensities.of(means[None], shrunk(pooled, degrees[None], shrinkage), spread)
     behind = shrunk(behind, images[None], shrinkage)
-    background = Gaussians.of(middle[None, None], behind, torch.ones(1, 1, dtype=torch.float64))
+    background = StudentDensities.of(middle[None, None], behind, torch.ones(1, 1, dtype=torch.float64))
     return classes, background, means, expected_ratios(classes, background, means, pooled[0])
 
 

@@ -54,7 +54,7 @@ def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
     """What the upload says it was made for, and the empty network; `read_upload` holds the file to it."""
     check_task(manifest)
     image, classes = ImageSpec.from_dict(manifest["image"]), tuple(manifest["classes"])
-    network = initial_network(manifest["encoder"], image.channels, image.size, len(classes), 0, None, manifest["dim"])
+    network = initial_network(manifest["encoder"], image.channels, image.size, len(classes), 0, manifest["dim"])
     plan = manifest.get("statistics")
     if plan is not None:
         privacy = None if plan.get("privacy") is None else Privacy(**plan["privacy"])

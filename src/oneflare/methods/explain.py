@@ -13,7 +13,7 @@ from oneflare.methods.additions import describe_additions
 from oneflare.methods.recipes import REUSED, Method, find_method
 from oneflare.methods.resolve import resolve
 from oneflare.nn import ANCHORS, FEATURE_MAPS
-from oneflare.nn.encoders import CUSTOM, encoder_spec
+from oneflare.nn.encoders import encoder_spec
 from oneflare.objective import CONTROLLERS, TERMS
 
 CLASSES = 10
@@ -68,7 +68,7 @@ def explain(name: str) -> Explanation:
     method = find_method(name)
     experiment = resolve({"method": method.name})
     anchors = ANCHORS[experiment.anchors["name"]]
-    encoder = experiment.encoder if experiment.encoder["name"] == CUSTOM else encoder_spec(experiment.encoder, CLASSES)
+    encoder = encoder_spec(experiment.encoder, CLASSES)
     built = ANCHORS.build(experiment.anchors, CLASSES, int(encoder["dim"]))
     return Explanation(
         method,

@@ -18,7 +18,8 @@ from oneflare.methods.additions import check_additions, complete_objective
 from oneflare.methods.recipes import find_method
 from oneflare.nn import ANCHORS, BACKBONES, ENCODERS, FEATURE_MAPS
 from oneflare.nn.backbones import never_negative, pinned
-from oneflare.nn.encoders import BUILT_IN, CUSTOM, ON_FEATURES
+from oneflare.nn.encoders import BUILT_IN, ON_FEATURES, complete_encoder
+from oneflare.nn.given import CUSTOM
 from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
 from oneflare.upload.coding import FINENESS
@@ -118,12 +119,9 @@ def complete(experiment: Experiment) -> Experiment:
         TERMS[term]
     if not experiment.trains and experiment.analytic["name"] == "none":
         raise ConfigError("objective.terms: give at least one term a weight other than 0")
-    encoder = experiment.encoder
-    if encoder["name"] != CUSTOM:
-        encoder = ENCODERS.complete(encoder, "encoder")
     update: dict[str, Any] = {
         "backbone": None if experiment.backbone is None else pinned(experiment.backbone),
-        "encoder": encoder,
+        "encoder": complete_encoder(experiment.encoder),
         "anchors": ANCHORS.complete(experiment.anchors, "anchors"),
         "controller": CONTROLLERS.complete(experiment.controller, "controller"),
         "analytic": FEATURE_MAPS.complete(experiment.analytic, "analytic"),

@@ -54,6 +54,39 @@ class ClassFigures:
 
 
 @dataclass(frozen=True)
+class RuleRates:
+    """One class against all others by the model's decision rule; None as in `ClassFigures`."""
+
+    sensitivity: Measured | None
+    """of the images of the class, the share that is answered with it"""
+    specificity: Measured | None
+    """of the images of other classes, the share that is not answered with it"""
+
+
+@dataclass(frozen=True)
+class RuleFigures:
+    """What thresholds and "none of the known classes" make of test images (`metrics.deciding`)."""
+
+    rule: str
+    """digest of the decision rule"""
+    images: int
+    """test images"""
+    decided: int
+    """those that got a class"""
+    decided_patients: int | None
+    """whose images they are; None where patients are not known"""
+    undecided: Measured
+    """the share of images that is answered with none of the known classes"""
+    accuracy: Measured | None
+    """of the decided images; None where they are fewer than the smallest group"""
+    classes: tuple[RuleRates, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decided <= self.images or not 0 <= (self.decided_patients or 0) <= self.decided:
+            raise ValueError("the images that got a class do not fit the images of the test")
+
+
+@dataclass(frozen=True)
 class ModelFigures:
     """One model on one set of test images."""
 
@@ -72,8 +105,13 @@ class ModelFigures:
     kept: tuple[float, ...] | None = None
     """the share of images with at least each level of familiarity (`metrics.thresholds`); None where the model cannot
     tell unknown images"""
+    by_rule: RuleFigures | None = None
+    """the answers by the model's decision rule, where all other figures are of its most likely class; None where it has
+    no such rule"""
 
     def __post_init__(self) -> None:
+        if self.by_rule is not None and len(self.by_rule.classes) != len(self.classes):
+            raise ValueError("the figures of the decision rule have another number of classes")
         if self.images < 1 or min(self._supports, default=0) < 0 or sum(self._supports) > self.images:
             raise ValueError("the images of the classes do not add up to the images of the test")
         if self.confusion is not None and len(self.confusion) != len(self.classes):
@@ -108,7 +146,7 @@ class ModelFigures:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AgainstAlone:
     """Two models on the same images: the federation's against the member's own."""
 
     better: int
@@ -124,8 +162,8 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a test needs of its images."""
+class Truth:
+    """The true classes of the images of a test, and whose images they are."""
 
     labels: Array
     """`(n,)` numbers of the true classes"""
@@ -133,12 +171,16 @@ class Answers:
     """`(n,)` whose image it is; None where that is not known"""
 
     @classmethod
-    def of(cls, labels: Tensor, patients: Tensor | None) -> Answers:
+    def of(cls, labels: Tensor, patients: Tensor | None) -> Truth:
         return cls(labels.numpy(), None if patients is None else patients.numpy())
 
     def number(self, rows: Array) -> int:
         """Independent observations among some images `(n,)` of truth values: patients, or else the images."""
         return int(rows.sum()) if self.patients is None else len(np.unique(self.patients[rows]))
+
+    def share(self, hit: Array, rows: Array) -> Measured:
+        """The share of `rows` in which `hit` holds, both `(n,)`."""
+        return wilson(float(hit[rows].mean()), self.number(rows))
 
 
 def figures_of(
@@ -148,7 +190,7 @@ def figures_of(
 
     smallest_group: figures of fewer images, or patients where they are known, are withheld; 1 withholds nothing.
     """
-    test = Answers.of(labels, patients)
+    test = Truth.of(labels, patients)
     _enough(test, smallest_group)
     probabilities = logits.double().softmax(1)
     shares, ranks, predicted = probabilities.numpy(), _odds(logits.double()).numpy(), logits.argmax(1).numpy()
@@ -163,7 +205,7 @@ def figures_of(
             classes.append(ClassFigures(name, None, None, None, None, None, None, ()))
         elif not supports[label]:
             patients_of = None if test.patients is None else 0
-            told = _share(test, predicted != label, everything)
+            told = test.share(predicted != label, everything)
             classes.append(ClassFigures(name, 0, patients_of, None, told, None, None, ()))
         else:
             classes.append(_class(name, test, own, _Answered(shares[:, label], ranks[:, label], predicted == label)))
@@ -172,7 +214,7 @@ def figures_of(
     return ModelFigures(
         images=len(predicted),
         patients=None if test.patients is None else test.number(everything),
-        accuracy=_share(test, predicted == test.labels, everything),
+        accuracy=test.share(predicted == test.labels, everything),
         balanced_accuracy=mean_of(told_rates) if told_rates else None,
         calibration_error=expected_calibration_error(probabilities, labels),
         classes=tuple(classes),
@@ -181,22 +223,22 @@ def figures_of(
     )
 
 
-def compared(together: Tensor, alone: Tensor, labels: Tensor, patients: Tensor | None = None) -> Comparison:
+def compared(together: Tensor, alone: Tensor, labels: Tensor, patients: Tensor | None = None) -> AgainstAlone:
     """The federation's model against the member's own on the same images, from the logits of both `(n, C)`."""
     right, before = (one.argmax(1) == labels for one in (together, alone))
     better, worse = int((right & ~before).sum()), int((before & ~right).sum())
     number = len(labels) if patients is None else len(patients.unique())
-    return Comparison(better, worse, paired_gain(better, worse, len(labels), number))
+    return AgainstAlone(better, worse, paired_gain(better, worse, len(labels), number))
 
 
-def _enough(test: Answers, limit: int) -> None:
+def _enough(test: Truth, limit: int) -> None:
     number = test.number(np.ones(len(test.labels), dtype=bool))
     if number < max(limit, 1):
         what = "test images" if test.patients is None else "patients in the test"
         raise DataError(f"{number} {what} are fewer than the smallest group that may be told of ({limit}); add images")
 
 
-def _confusion(test: Answers, predicted: Array, number: int) -> tuple[Array, Array]:
+def _confusion(test: Truth, predicted: Array, number: int) -> tuple[Array, Array]:
     """`(C, C)` in images, and `(C, C + 1)` in patients (or images) with the whole class in the last column."""
     counts = np.zeros((number, number), dtype=np.int64)
     np.add.at(counts, (test.labels, predicted), 1)
@@ -208,11 +250,6 @@ def _confusion(test: Answers, predicted: Array, number: int) -> tuple[Array, Arr
     for row in np.flatnonzero(counts.sum(1)).tolist():
         sizes[row, -1] = test.number(test.labels == row)
     return counts, sizes
-
-
-def _share(test: Answers, hit: Array, rows: Array) -> Measured:
-    """The share of `rows` in which `hit` holds, both `(n,)`."""
-    return wilson(float(hit[rows].mean()), test.number(rows))
 
 
 @dataclass(frozen=True)
@@ -234,13 +271,13 @@ def _odds(logits: Tensor) -> Tensor:
     return logits - torch.stack(others, 1)
 
 
-def _class(name: str, test: Answers, own: Array, said: _Answered) -> ClassFigures:
+def _class(name: str, test: Truth, own: Array, said: _Answered) -> ClassFigures:
     others = ~own
     support, positives = int(own.sum()), test.number(own)
     specificity = area = precision = None
     curve: tuple[ThresholdRates, ...] = ()
     if others.any():
-        specificity = _share(test, ~said.hit, others)
+        specificity = test.share(~said.hit, others)
         area = rank_interval(auroc(said.ranks, own), positives, test.number(others))
         precision = wilson(average_precision(said.ranks, own), positives)
         curve = tuple(
@@ -249,7 +286,7 @@ def _class(name: str, test: Answers, own: Array, said: _Answered) -> ClassFigure
             )
             for limit in THRESHOLDS
         )
-    sensitivity = _share(test, said.hit, own)
+    sensitivity = test.share(said.hit, own)
     patients = None if test.patients is None else positives
     return ClassFigures(name, support, patients, sensitivity, specificity, area, precision, curve)
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from oneflare.metrics.classification import BINS, Bin
-from oneflare.metrics.figures import ClassFigures, Comparison, ModelFigures, ThresholdRates, join
+from oneflare.metrics.figures import (
+    AgainstAlone,
+    ClassFigures,
+    ModelFigures,
+    RuleFigures,
+    RuleRates,
+    ThresholdRates,
+    join,
+)
 from oneflare.metrics.intervals import Measured, mean_of, paired_gain, rank_interval, wilson
 
 
@@ -37,6 +45,38 @@ def pool(members: Sequence[ModelFigures]) -> ModelFigures:
         confusion=_confusion(members, classes),
         reliability=bins,
         kept=_kept(members, images),
+        by_rule=_by_rule(members),
+    )
+
+
+def _by_rule(members: Sequence[ModelFigures]) -> RuleFigures | None:
+    """The answers by one decision rule at the members that measured it; None where nobody did, or by several rules."""
+    told = [(one.by_rule, one) for one in members if one.by_rule is not None]
+    if len({rule.rule for rule, _ in told}) != 1:
+        return None
+    images, decided = sum(rule.images for rule, _ in told), sum(rule.decided for rule, _ in told)
+    patients = [rule.decided_patients for rule, _ in told if rule.decided_patients is not None]
+    classes = []
+    for label in range(len(members[0].classes)):
+        parts = [(rule.classes[label], one.classes[label], one) for rule, one in told]
+        sensitivity = _rate((rates.sensitivity, one.support or 0, _positives(one)) for rates, one, _ in parts)
+        specificity = _rate(
+            (rates.specificity, test.images - (one.support or 0), _number(test)) for rates, one, test in parts
+        )
+        classes.append(RuleRates(sensitivity, specificity))
+    undecided = _rate((rule.undecided, rule.images, _number(test)) for rule, test in told)
+    assert undecided is not None  # every member tells it
+    return RuleFigures(
+        rule=told[0][0].rule,
+        images=images,
+        decided=decided,
+        decided_patients=sum(patients) if len(patients) == len(told) else None,
+        undecided=undecided,
+        accuracy=_rate(
+            (rule.accuracy, rule.decided, rule.decided if rule.decided_patients is None else rule.decided_patients)
+            for rule, _ in told
+        ),
+        classes=tuple(classes),
     )
 
 
@@ -58,11 +98,11 @@ def untold(members: Sequence[ModelFigures]) -> tuple[tuple[int, ...], ...] | Non
     return tuple(tuple(sum(table[row][column] is None for table in tables) for column in size) for row in size)
 
 
-def pool_comparisons(parts: Sequence[tuple[Comparison, ModelFigures]]) -> Comparison:
+def pool_comparisons(parts: Sequence[tuple[AgainstAlone, ModelFigures]]) -> AgainstAlone:
     """What the federation gains over all members that compared; each member's own model answers its own images."""
     better, worse = sum(one.better for one, _ in parts), sum(one.worse for one, _ in parts)
     images, number = sum(test.images for _, test in parts), sum(_number(test) for _, test in parts)
-    return Comparison(better, worse, paired_gain(better, worse, images, number))
+    return AgainstAlone(better, worse, paired_gain(better, worse, images, number))
 
 
 def _number(member: ModelFigures) -> int:

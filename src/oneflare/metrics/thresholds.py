@@ -24,7 +24,8 @@ def levels(bound: float) -> Tensor:
 def kept_shares(familiarity: Tensor, bound: float, smallest_group: int = 1) -> tuple[float, ...]:
     """Of test images `(n,)`, the share whose familiarity is at least each level.
 
-    A group of fewer than `smallest_group` images that is kept, or that is not, is told as nobody.
+    familiarity: how far any member knows an image (the largest log density ratio). Where fewer than `smallest_group`
+    images are kept, the share is given as 0, and where fewer are not, as 1: nobody learns of single images.
     """
     number = len(familiarity)
     kept = (familiarity.double()[None] >= levels(bound)[:, None]).sum(1)

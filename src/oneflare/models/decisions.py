@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oneflare.core.files import read_regular, write_json
+from oneflare.core.files import digest_of, read_regular, write_json
 from oneflare.core.records import parse_record, read_record, record_to_dict
 from oneflare.core.strict import strict_json
 from oneflare.errors import RunError
@@ -59,6 +59,18 @@ class Decision:
     chosen: str
     """when, UTC"""
 
+    @property
+    def rule(self) -> str:
+        """Digest of the rule itself: of the model, its thresholds and its floor."""
+        return digest_of([self.model, list(self.thresholds), self.floor])
+
+    @property
+    def words(self) -> str:
+        """`thresholds for a sensitivity of 0.95 for melanoma, and none of the known classes below ...`"""
+        parts = [f"thresholds for {self.aim}"] if self.aim else []
+        parts += [] if self.floor is None else [f"'none of the known classes' below a familiarity of {self.floor:.3g}"]
+        return " and ".join(parts)
+
     def scores(self, logits: Tensor) -> Tensor:
         """Numbers `(n, C)` by which classes are ordered, the answer first: log(p / t), in three steps."""
         shares = logits.log_softmax(1).double()
@@ -76,6 +88,8 @@ class Decision:
     def labels(self, answers: Answers) -> Tensor:
         """`(n,)` the class of every image, or `NONE`"""
         best = self.scores(answers.logits).argmax(1)
+        if self.floor is None or answers.familiarity is None:
+            return best  # an exported graph must not hold a mask of the batch size that it was made with
         return torch.where(self.unknown(answers.familiarity, len(best)), NONE, best)
 
     def write(self, path: Path) -> None:

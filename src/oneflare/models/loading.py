@@ -14,7 +14,7 @@ from oneflare.models.base import KINDS, GlobalModel, Task
 from oneflare.models.checking import FUSE_AGAIN, read_model_file, rehearse
 from oneflare.models.decisions import decision_path, read_decision
 from oneflare.nn import build_encoder
-from oneflare.nn.encoders import CUSTOM
+from oneflare.nn.given import CUSTOM
 
 
 def load_model(

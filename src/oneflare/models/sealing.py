@@ -1,4 +1,4 @@
-"""Files with the coordinator's signatures of a model, its card and the result.
+"""Signs a model, its card, its thresholds and the result with the coordinator's key, and checks such signatures.
 
 `model.safetensors.sig` is one JSON object: what kind of file was signed, for which federation, when, its SHA-256, the
 public key, and an Ed25519 signature over the digest of all of these.

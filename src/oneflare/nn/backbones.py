@@ -22,7 +22,8 @@ from oneflare.core.registry import Registry
 from oneflare.data import ImageSpec, prepare
 from oneflare.data.dataset import BackboneTerms, Copies, Crop
 from oneflare.errors import ConfigError
-from oneflare.nn.encoders import CUSTOM, WIDEST
+from oneflare.nn.encoders import WIDEST
+from oneflare.nn.given import CUSTOM, give, given
 from oneflare.nn.weights import Pinned, Weights, digest_of_files
 
 BATCH = 8
@@ -45,8 +46,6 @@ class Backbone:
 
 
 BACKBONES: Registry[Backbone] = Registry("backbone")
-GIVEN: dict[str, nn.Module] = {}
-"""modules that were given in Python, by digest"""
 
 
 def complete(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,12 +145,7 @@ def of_copies(network: nn.Module, inputs: Tensor, copies: Copies) -> Tensor:
 def _network(terms: BackboneTerms, weights: str | None) -> nn.Module:
     """The network behind the terms, once its weights have the agreed digest."""
     if terms.name == CUSTOM:
-        if terms.digest not in GIVEN:
-            raise ConfigError(
-                "the backbone was a module of a Python session; give it again as backbone=module, or register it in a "
-                "plugin so that it has a name"
-            )
-        return GIVEN[terms.digest]
+        return given("backbone", terms.digest)
     kind, options = described(complete({"name": terms.name, "digest": terms.digest, "weights": weights}))
     network = kind.build(kind.weights.find(terms.name, options))
     return network.requires_grad_(False).eval()
@@ -169,8 +163,7 @@ GIVEN_IMAGE = ImageSpec(3, 224, *IMAGENET, crop=Crop(0.875, "bilinear"))
 """what a module of the user's own is fed, unless another size is chosen"""
 
 
-def give(module: nn.Module, digest: str) -> dict[str, Any]:
+def give_backbone(module: nn.Module) -> dict[str, Any]:
     """The spec of a module of a Python session, which is used as it is, in evaluation mode."""
-    GIVEN[digest] = module.requires_grad_(False).eval()
-    dim = Frozen(BackboneTerms(CUSTOM, digest, GIVEN_IMAGE)).dim
-    return {"name": CUSTOM, "kind": type(module).__qualname__, "digest": digest, "dim": dim, "weights": None}
+    spec = give(module.requires_grad_(False).eval())
+    return spec | {"dim": Frozen(BackboneTerms(CUSTOM, spec["digest"], GIVEN_IMAGE)).dim, "weights": None}

@@ -80,7 +80,7 @@ def reference() -> Workload:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class SpeedMeasurement:
     """One measurement."""
 
     speedup: float
@@ -102,11 +102,11 @@ class Measurement:
         return not timedelta(0) <= _now() - datetime.fromisoformat(self.measured) <= KEPT
 
 
-_ANSWERS: dict[str, Measurement] = {}
+_ANSWERS: dict[str, SpeedMeasurement] = {}
 """Of this process: a run keeps its answer, and forked workers inherit it."""
 
 
-def measured(workload: Workload) -> Measurement:
+def measured(workload: Workload) -> SpeedMeasurement:
     """The figure for a workload on this machine's processor: known, or remembered, or measured now."""
     key = _key(workload)
     if key not in _ANSWERS:
@@ -119,7 +119,7 @@ def measured(workload: Workload) -> Measurement:
     return _ANSWERS[key]
 
 
-def remembered() -> list[Measurement]:
+def remembered() -> list[SpeedMeasurement]:
     """What is remembered of this machine's processor, the newest first."""
     here = _machine()
     figures = [figure for key, figure in _remembered().items() if key.startswith(here)]
@@ -141,17 +141,17 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oneflare" / "bfloat16.json"
 
 
-def _remembered() -> dict[str, Measurement]:
+def _remembered() -> dict[str, SpeedMeasurement]:
     """Figures that still count; a file that is damaged or of another version is as good as none."""
     try:
         content = json.loads(_cache().read_text())
-        figures = {key: Measurement(**row) for key, row in content.items()}
+        figures = {key: SpeedMeasurement(**row) for key, row in content.items()}
         return {key: figure for key, figure in figures.items() if not (figure.doubtful or figure.old)}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def _remember(key: str, figure: Measurement) -> None:
+def _remember(key: str, figure: SpeedMeasurement) -> None:
     figures = {**_remembered(), key: figure}
     latest = sorted(figures.items(), key=lambda item: item[1].measured)[-MOST_REMEMBERED:]
     with contextlib.suppress(OSError):
@@ -179,10 +179,12 @@ def _processor() -> tuple[str, ...]:
     return tuple(said.get(name, "") for name in ("model name", "model", "stepping", "flags"))
 
 
-def _measure(workload: Workload) -> Measurement:
+def _measure(workload: Workload) -> SpeedMeasurement:
     speedup, spread = _judge(_in_child(lambda: _time_pairs(workload)))
     name = _processor()[0] or platform.machine()
-    return Measurement(speedup, spread, _now().isoformat(timespec="seconds"), torch.__version__, name, workload.label)
+    return SpeedMeasurement(
+        speedup, spread, _now().isoformat(timespec="seconds"), torch.__version__, name, workload.label
+    )
 
 
 def _judge(pairs: list[list[float]] | None) -> tuple[float, float]:

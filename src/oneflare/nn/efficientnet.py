@@ -58,7 +58,7 @@ class SameConv(nn.Conv2d):
         return whole // 2, whole - whole // 2
 
 
-class Block(nn.Module):
+class InvertedBottleneck(nn.Module):
     """Mobile inverted bottleneck: expand, filter every channel by itself, project, and add the input if it fits."""
 
     def __init__(self, inputs: int, stage: Stage, stride: int) -> None:
@@ -85,7 +85,7 @@ class EfficientNetLite(nn.Module):
         blocks, inputs = [], STEM
         for stage in stages:
             for number in range(stage.repeats):
-                blocks.append(Block(inputs, stage, stage.stride if number == 0 else 1))
+                blocks.append(InvertedBottleneck(inputs, stage, stage.stride if number == 0 else 1))
                 inputs = stage.outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = SameConv(inputs, HEAD, 1)

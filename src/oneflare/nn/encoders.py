@@ -8,6 +8,7 @@ linear projection to d features.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +18,9 @@ from torch import Tensor, nn
 
 from oneflare.core.registry import Registry
 from oneflare.errors import ConfigError
+from oneflare.nn.given import CUSTOM, given
 
 ENCODERS: Registry[nn.Module] = Registry("encoder")
-CUSTOM = "custom"
-"""the name in the settings of an encoder that a Python caller gave as a module"""
 ON_FEATURES = ("mlp",)
 """encoders that take a backbone's features"""
 BUILT_IN = ("conv4", "resnet8", "resnet18", *ON_FEATURES)
@@ -31,13 +31,23 @@ MOST_NUMBERS = 1 << 28
 
 
 def build_encoder(spec: Mapping[str, Any], channels: int) -> nn.Module:
-    """The encoder that `spec` names, with fresh weights; channels: of its images, 1 or 3."""
+    """The encoder that `spec` names, with fresh weights, or a copy of the module that a Python caller gave.
+
+    channels: of its images, 1 or 3
+    """
+    if spec["name"] == CUSTOM:
+        return copy.deepcopy(given("encoder", spec.get("digest")))
     return ENCODERS.build(spec, channels)
+
+
+def complete_encoder(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with every option checked; a name that does not exist is a ConfigError."""
+    return dict(spec) if spec["name"] == CUSTOM else ENCODERS.complete(spec, "encoder")
 
 
 def encoder_spec(spec: Mapping[str, Any], classes: int) -> dict[str, Any]:
     """The spec with `dim` decided: the encoder's own size, or a projection wide enough for C-1 directions."""
-    complete = ENCODERS.complete(spec, "encoder")
+    complete = complete_encoder(spec)
     if "dim" in complete and complete["dim"] is None:
         own = native_dim(complete)
         complete["dim"] = own if own >= classes - 1 else 32 * ((classes + 31) // 32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneflare.core.seeds import global_stream, torch_generator
-from oneflare.nn.encoders import CUSTOM, build_encoder, check_size, feature_dim
+from oneflare.nn.encoders import build_encoder, check_size, feature_dim
 
 
 class PrototypeNetwork(nn.Module):
@@ -52,26 +51,23 @@ def freeze_prototypes(network: PrototypeNetwork, anchors: Tensor) -> PrototypeNe
     return network
 
 
+def filled(network: PrototypeNetwork, weights: Mapping[str, Tensor], prototypes: Tensor) -> PrototypeNetwork:
+    """The network with these weights of its encoder and these prototypes."""
+    network.encoder.load_state_dict(dict(weights))
+    with torch.no_grad():
+        network.prototypes.copy_(prototypes)
+    return network
+
+
 def initial_network(
-    spec: Mapping[str, Any],
-    channels: int,
-    size: int,
-    classes: int,
-    seed: int,
-    custom: nn.Module | None = None,
-    dim: int | None = None,
+    spec: Mapping[str, Any], channels: int, size: int, classes: int, seed: int, dim: int | None = None
 ) -> PrototypeNetwork:
     """The start that all clients share: weights and P ~ N(0, 1) depend on the seed alone.
 
     dim: d where it is known; else the encoder is asked.
     """
-    if spec["name"] == CUSTOM:
-        if custom is None:
-            raise ValueError("a custom encoder was promised but not given")
-        encoder = copy.deepcopy(custom)
-    else:
-        with global_stream(seed, "initial weights"):
-            encoder = build_encoder(spec, channels)
+    with global_stream(seed, "initial weights"):
+        encoder = build_encoder(spec, channels)
     if dim is None:
         dim = feature_dim(encoder, channels, size)
     check_size(f"one prototype for each of {classes} classes", classes * dim, "choose a smaller encoder.dim")

@@ -18,6 +18,23 @@ from torch import Tensor
 from oneflare.core.registry import Registry
 
 
+def minimise(value: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int, **options: Any) -> None:
+    """Move parameters to where `value()` is least, by at most so many steps of L-BFGS with a line search.
+
+    options: of `torch.optim.LBFGS`
+    """
+    optimiser = torch.optim.LBFGS(parameters, max_iter=steps, line_search_fn="strong_wolfe", **options)
+
+    def with_gradient() -> Tensor:
+        optimiser.zero_grad()
+        found = value()
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        optimiser.step(with_gradient)
+
+
 @dataclass(frozen=True)
 class StepSettings:
     """What the section `train` says about every step, whichever optimiser takes it."""

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oneflare.nn.optimisers import minimise
+
 SHARPNESS = (4.0, 16.0, 64.0, 256.0, 1024.0, 8192.0)
 """the soft maximum hardens by stages; starting hard would stop at the first bad arrangement"""
 STEPS = 60
@@ -22,8 +24,7 @@ def sphere_packing(points: int, dim: int, generator: torch.Generator) -> Tensor:
     Minimises log sum_{i<j} exp(b cos_ij) / b for growing b, which tends to max_ij cos_ij.
     """
     starts = STARTS if points <= MANY else 1
-    with torch.enable_grad():
-        found = [_descend(torch.randn(points, dim, dtype=torch.float64, generator=generator)) for _ in range(starts)]
+    found = [_descend(torch.randn(points, dim, dtype=torch.float64, generator=generator)) for _ in range(starts)]
     return min(found, key=lambda rows: float(_cosines(rows).max()))
 
 
@@ -45,16 +46,10 @@ def _descend(start: Tensor) -> Tensor:
     for sharpness in SHARPNESS:
         rows = rows.detach().requires_grad_()
         steps = STEPS if len(start) <= MANY else STEPS // 3
-        optimizer = torch.optim.LBFGS([rows], max_iter=steps, line_search_fn="strong_wolfe", tolerance_change=1e-14)
 
-        def soft_maximum(
-            rows: Tensor = rows, sharpness: float = sharpness, optimizer: torch.optim.Optimizer = optimizer
-        ) -> Tensor:
-            optimizer.zero_grad()
-            value = torch.logsumexp(sharpness * _cosines(F.normalize(rows, dim=1)), 0) / sharpness
-            value.backward()
-            return value
+        def soft_maximum(rows: Tensor = rows, sharpness: float = sharpness) -> Tensor:
+            return torch.logsumexp(sharpness * _cosines(F.normalize(rows, dim=1)), 0) / sharpness
 
-        optimizer.step(soft_maximum)
+        minimise(soft_maximum, [rows], steps, tolerance_change=1e-14)
         rows = F.normalize(rows.detach(), dim=1)
     return rows

@@ -13,7 +13,7 @@ from oneflare.report.story import Curve, Gap, LambdaCurve, Panel, Row, Story, cu
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.stages import Result
 from oneflare.study import Comparison
-from oneflare.study.inference import difference
+from oneflare.study.verdicts import difference
 
 DETAIL_BYTES = 2_000_000
 """of JSON for single runs; what does not fit is left out and counted"""

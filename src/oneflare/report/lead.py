@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from oneflare.report.story import Panel, Row, TestedClaim
 from oneflare.simulation.stages import Result
-from oneflare.study.inference import FEWEST_SEEDS, difference, judge
+from oneflare.study.verdicts import FEWEST_SEEDS, difference, judge
 
 NORMAL_95 = 1.959963984540054
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from oneflare.study.inference import Difference, Verdict
+from oneflare.study.verdicts import Difference, Verdict
 
 
 @dataclass(frozen=True)

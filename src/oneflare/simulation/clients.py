@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import nn
 
 from oneflare.client.job import ClientJob
 from oneflare.client.observer import Observer
@@ -31,12 +30,10 @@ class Setup:
     dataset: Dataset
     partition: Partition
     contract: Contract
-    encoder: nn.Module | None
-    """the encoder that a Python caller gave as a module; None where the experiment names one"""
 
     def template(self) -> PrototypeNetwork:
         """A fresh copy of the network that every client begins with."""
-        return shared_start(self.experiment, self.contract, self.encoder)
+        return shared_start(self.experiment, self.contract)
 
 
 class Clients(Setup):
@@ -58,7 +55,6 @@ class Clients(Setup):
             client,
             self.files.client(client).folder,
             self.dataset.flip,
-            self.encoder,
             self.files.bank if self.experiment.objective.public_bank else None,
             precision=self.precision,
         )
@@ -80,5 +76,5 @@ class Clients(Setup):
         if public is None:
             raise ConfigError("objective.bank=public needs images that nobody owns; set data.public=NUMBER")
         observer.stage(f"training the teacher on {len(public.labels)} public images")
-        features = teacher_features(self.experiment, self.contract, public, self.dataset.flip, self.encoder)
+        features = teacher_features(self.experiment, self.contract, public, self.dataset.flip)
         save_state(self.files.bank, {"features": features})

@@ -34,7 +34,7 @@ DECODED = 16
 
 
 @dataclass
-class Features:
+class FeatureReader:
     """A reader of image files as features; see `oneflare.data.reading.Reader`."""
 
     backbone: Mapping[str, Any]
@@ -102,8 +102,8 @@ class Features:
 
 
 @dataclass
-class Rehearsal(Features):
-    """Checks every image as `Features` does and times the backbone on a few; the features that it gives are random."""
+class Rehearsal(FeatureReader):
+    """Checks images as `FeatureReader` does and times the backbone on a few; the features that it gives are random."""
 
     block: int = 256
     seconds: float = 0.0
@@ -190,7 +190,7 @@ def reader_for(experiment: Experiment, observer: Observer | None = None) -> Read
         return PIXELS
     device = choose_device(experiment.train.device).type
     workers = 1 if device != "cpu" else experiment.workers or default_workers()
-    return Features(experiment.backbone, device, workers, observer or Observer())
+    return FeatureReader(experiment.backbone, device, workers, observer or Observer())
 
 
 def load_data(experiment: Experiment, observer: Observer | None = None, given: Dataset | None = None) -> Dataset:
@@ -205,7 +205,7 @@ def load_data(experiment: Experiment, observer: Observer | None = None, given: D
 
 
 def reader_of(
-    image: ImageSpec, device: str = "cpu", observer: Observer | None = None, kind: type[Features] | None = None
+    image: ImageSpec, device: str = "cpu", observer: Observer | None = None, kind: type[FeatureReader] | None = None
 ) -> Reader:
     """How the images of a federation or of a finished model are read.
 
@@ -214,4 +214,4 @@ def reader_of(
     if image.backbone is None:
         return PIXELS
     spec = {"name": image.backbone.name, "digest": image.backbone.digest, "dim": image.channels}
-    return (kind or Features)(spec, device, default_workers() if device == "cpu" else 1, observer or Observer())
+    return (kind or FeatureReader)(spec, device, default_workers() if device == "cpu" else 1, observer or Observer())

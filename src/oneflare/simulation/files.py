@@ -7,6 +7,8 @@ from pathlib import Path
 from oneflare.client.files import ClientFiles
 
 EXPERIMENT = "experiment.yaml"
+SCRATCH = ".flower"
+"""where clients work that run on Flower, until the server has their uploads"""
 
 
 class RunFiles:

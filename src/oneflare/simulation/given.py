@@ -9,14 +9,13 @@ from typing import Any
 from torch import nn
 
 from oneflare.core.config import Experiment
-from oneflare.core.files import digest_of, tensor_digest
 from oneflare.core.plugins import source_of
 from oneflare.core.sourcecode import is_installed
 from oneflare.data import Dataset, data_digest, given_data
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import ARRAYS
-from oneflare.nn.backbones import give
-from oneflare.nn.encoders import CUSTOM
+from oneflare.nn.backbones import give_backbone
+from oneflare.nn.given import give
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,9 @@ class Given:
             if self.dataset.owners is not None:
                 layer["partition"] = {"kind": "given", "clients": len(self.dataset.owners)}
         if self.encoder is not None:
-            kind = type(self.encoder).__qualname__
-            layer["encoder"] = {"name": CUSTOM, "kind": kind, "digest": module_digest(self.encoder)}
+            layer["encoder"] = give(self.encoder)
         if self.backbone is not None:
-            layer["backbone"] = give(self.backbone, module_digest(self.backbone))
+            layer["backbone"] = give_backbone(self.backbone)
         return layer
 
     def images(self, experiment: Experiment) -> Dataset | None:
@@ -72,9 +70,3 @@ class Given:
         found = dict(source for source in map(source_of, own) if source is not None)
         plugins = dict(sorted({**experiment.code.plugins, **found}.items()))
         return experiment.model_copy(update={"code": experiment.code.model_copy(update={"plugins": plugins})})
-
-
-def module_digest(module: nn.Module) -> str:
-    """Identifies a module by its structure and its weights."""
-    state = module.state_dict()
-    return digest_of([str(module), {name: tensor_digest(tensor.cpu()) for name, tensor in state.items()}])

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from oneflare._version import __version__
 from oneflare.client.files import ClientSummary, snapshot_epochs
@@ -59,9 +59,7 @@ class Simulation(Setup):
     """All steps of one experiment: train, collect, fuse and measure."""
 
     @classmethod
-    def build(
-        cls, experiment: Experiment, files: RunFiles, dataset: Dataset, encoder: nn.Module | None = None
-    ) -> Simulation:
+    def build(cls, experiment: Experiment, files: RunFiles, dataset: Dataset) -> Simulation:
         """Divide the data among clients, unless they have owners already, and agree on the contract."""
         partition = _partition(experiment, dataset)
         split = experiment.partition
@@ -76,9 +74,8 @@ class Simulation(Setup):
             dataset.classes,
             mirror=dataset.flip,
             federation=experiment.training_digest(),
-            encoder=encoder,
         )
-        return cls(experiment, files, dataset, partition, contract, encoder)
+        return cls(experiment, files, dataset, partition, contract)
 
     @cached_property
     def clients(self) -> Clients:

@@ -25,7 +25,7 @@ from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import given_in_python, recorded, resolve
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.features import load_data
-from oneflare.simulation.files import RunFiles
+from oneflare.simulation.files import SCRATCH, RunFiles
 from oneflare.simulation.given import Given
 from oneflare.simulation.kept import check_figures, recorded_experiment_code, warn_what_changed
 from oneflare.simulation.results import FusionResult, RunResult
@@ -107,7 +107,7 @@ def run(
     experiment = given.recorded(resolve(*layers, parse_overrides(overrides), keywords | given.settings()))
     dataset = given.images(experiment)
     folder = choose_folder(experiment, None if out is None else Path(out), observer)
-    return run_experiment(experiment, folder, dataset=dataset, encoder=given.encoder, observer=observer)
+    return run_experiment(experiment, folder, dataset=dataset, observer=observer)
 
 
 def choose_folder(experiment: Experiment, out: Path | None, observer: Observer | None) -> Path:
@@ -132,12 +132,11 @@ def run_experiment(
     folder: Path,
     *,
     dataset: Dataset | None = None,
-    encoder: nn.Module | None = None,
     observer: Observer | None = None,
 ) -> Result:
     """All stages; those whose files are complete are skipped.
 
-    dataset, encoder: what was given in Python instead of by name
+    dataset: the images, where they were given in Python instead of by name
     """
     observer = observer or Observer()
     files = RunFiles(folder)
@@ -153,7 +152,7 @@ def run_experiment(
         dataset = load_data(experiment, observer, dataset)
         for note in dataset.notes if named else ():
             observer.note(note)
-        federation = Simulation.build(experiment, files, dataset, encoder)
+        federation = Simulation.build(experiment, files, dataset)
         write_json(files.partition, federation.partition.to_dict())
         observer.begin(experiment, dataset, federation.partition)
         with one_thread():
@@ -167,7 +166,8 @@ def run_experiment(
 
 
 def _what_is_kept(files: RunFiles) -> str:
-    clients = [ClientFiles(place) for place in sorted((files.folder / "clients").glob("*"))]
+    places = [place for folder in ("clients", SCRATCH) for place in sorted((files.folder / folder).glob("*"))]
+    clients = [ClientFiles(place) for place in places]
     done = sum(client.summary.exists() for client in clients)
     begun = sum(client.checkpoint.exists() for client in clients)
     if not done and not begun:

@@ -25,6 +25,7 @@ from oneflare.fusion import UploadSet
 from oneflare.nn import PrototypeNetwork
 from oneflare.nn.encoders import Block
 from oneflare.nn.hardware import one_thread
+from oneflare.nn.network import filled
 from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
@@ -275,12 +276,8 @@ def _received(path: Path, contract: Contract) -> Upload | None:
 
 def network_of(uploads: UploadSet, upload: Upload) -> PrototypeNetwork:
     """What this member trained, to be changed freely."""
-    network = copy.deepcopy(uploads.template)
-    network.encoder.load_state_dict(upload.weights())
     assert upload.prototypes is not None
-    with torch.no_grad():
-        network.prototypes.copy_(upload.prototypes)
-    return network
+    return filled(copy.deepcopy(uploads.template), upload.weights(), upload.prototypes)
 
 
 def counts_of(upload: Upload) -> Tensor:

@@ -31,7 +31,7 @@ from oneflare.models.base import BATCH
 from oneflare.nn import PrototypeNetwork, build_feature_map
 from oneflare.nn.encoders import both_features
 from oneflare.nn.hardware import one_thread
-from oneflare.nn.network import signed_root
+from oneflare.nn.network import filled, signed_root
 from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
@@ -352,12 +352,9 @@ def matched(data: ClientData, dataset: Dataset, seed: int, client: int) -> tuple
 
 def _network(federation: Simulation, upload: Upload, dtype: str) -> PrototypeNetwork:
     """A client's network as the reader of its upload has it, sent in another format."""
-    network = federation.template()
-    network.encoder.load_state_dict({name: _seen(name, tensor, dtype) for name, tensor in upload.weights().items()})
     assert upload.prototypes is not None
-    with torch.no_grad():
-        network.prototypes.copy_(upload.prototypes)
-    return network
+    weights = {name: _seen(name, tensor, dtype) for name, tensor in upload.weights().items()}
+    return filled(federation.template(), weights, upload.prototypes)
 
 
 def _seen(name: str, tensor: Tensor, dtype: str) -> Tensor:

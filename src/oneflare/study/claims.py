@@ -13,8 +13,8 @@ from functools import cached_property
 from oneflare.study.cells import Cell, Place
 from oneflare.study.declare import Claim, Statement
 from oneflare.study.findings import Findings, Finished, Trace, rounded
-from oneflare.study.inference import MARGIN, UNDECIDED, Difference, Judgement, Side, difference, joint, judge
 from oneflare.study.records import ClaimResult, StatementResult
+from oneflare.study.verdicts import MARGIN, UNDECIDED, Difference, Judgement, Side, difference, joint, judge
 
 
 def end_over_peak(trace: Trace) -> float:

@@ -18,7 +18,7 @@ from oneflare.methods import find_method
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.kept import warn_what_changed
 from oneflare.simulation.stages import Result, read_result, run_experiment
-from oneflare.study.inference import Spread
+from oneflare.study.verdicts import Spread
 
 FILE = "comparison.json"
 

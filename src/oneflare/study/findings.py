@@ -14,7 +14,7 @@ from oneflare.simulation.results import FusionResult
 from oneflare.simulation.stages import Result, read_result
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell, Place, StudyPlan
-from oneflare.study.inference import Difference, difference
+from oneflare.study.verdicts import Difference, difference
 
 DIGITS = 6
 Trace = list[dict[str, float]]

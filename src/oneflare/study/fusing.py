@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.files import digest_of, exclusive, write_json
@@ -35,7 +33,7 @@ from oneflare.simulation.results import DiagnosticsResult, FusionResult
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import complete_specs, open_run, read_experiment
 from oneflare.study.compare import FILE, read_comparison
-from oneflare.study.inference import Spread
+from oneflare.study.verdicts import Spread
 from oneflare.upload.evidence import EVIDENCE
 
 FIGURES = (
@@ -202,12 +200,12 @@ def bench_run(
                 found[spec["name"]] = FusionResult.read(files.metrics(spec["name"]))
             else:
                 fresh.append(spec)
-        measured: list[Measured] = []
+        measured: list[CostedFusion] = []
         for number, spec in enumerate(fresh, start=1):
             warn_if_outdated(files.metrics(spec["name"]), spec, observer)
             observer.stage(f"fusing by {spec['name']} ({number} of {len(fresh)})")
             try:
-                measured.append(_fuse(spec, uploads, files, federation.encoder))
+                measured.append(_fuse(spec, uploads, files))
             except OneFlareError as error:
                 if names is not None:
                     raise
@@ -268,7 +266,7 @@ def _complete(files: RunFiles, spec: Mapping[str, Any], uploads: UploadSet) -> b
 
 
 @dataclass(frozen=True)
-class Measured:
+class CostedFusion:
     """A fusion that was made in a process of its own, with what that took."""
 
     made: TimedFusion
@@ -276,7 +274,7 @@ class Measured:
     """fields of `metrics.json`"""
 
 
-def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder: nn.Module | None) -> Measured:
+def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles) -> CostedFusion:
     """Fuse in a process of its own, which writes the model, and read it back here."""
     fusion = build_fusion(spec)
     path = files.model(spec["name"])
@@ -291,11 +289,11 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder:
 
     cost, (said, origin) = measure(lambda: fuse_timed(spec, uploads, workspace), keep, rehearse=not fusion.trains)
     workspace.discard()
-    model = load_model(path, encoder)
+    model = load_model(path)
     if isinstance(model, MemberModel):
         model.encoder = uploads.scratch  # one for all models
     fused = Fused(model, **said)
-    return Measured(
+    return CostedFusion(
         TimedFusion(spec, fused, fused.seconds_before + cost.seconds, origin),
         {
             "fuse_cpu_seconds": cost.cpu_seconds,
@@ -307,7 +305,7 @@ def _fuse(spec: Mapping[str, Any], uploads: UploadSet, files: RunFiles, encoder:
 
 
 def _evaluate(
-    federation: Simulation, uploads: UploadSet, files: RunFiles, measured: Sequence[Measured]
+    federation: Simulation, uploads: UploadSet, files: RunFiles, measured: Sequence[CostedFusion]
 ) -> dict[str, FusionResult]:
     """Metrics of the models just written, kept beside them, by fusion."""
     found = {}

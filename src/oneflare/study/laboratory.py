@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.stages import read_experiment
 from oneflare.study.compare import Comparison
-from oneflare.study.inference import Spread
 from oneflare.study.studies import CheckedClaim, MethodBlock, Study, Table
+from oneflare.study.verdicts import Spread
 
 FUSION = "count_prototypes"
 Trace = list[dict[str, float]]

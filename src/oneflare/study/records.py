@@ -14,7 +14,7 @@ from typing import Any, Literal
 from oneflare.core.files import read_json, write_json
 from oneflare.core.records import parse_record, record_to_dict
 from oneflare.errors import RunError
-from oneflare.study.inference import Verdict
+from oneflare.study.verdicts import Verdict
 
 SCHEMA = 2
 Floats = tuple[float, ...]

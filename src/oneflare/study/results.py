@@ -15,7 +15,6 @@ from oneflare.study.cells import Place, StudyPlan
 from oneflare.study.claims import judge_claims
 from oneflare.study.declare import ArmRow
 from oneflare.study.findings import Findings, Finished, Trace, rounded
-from oneflare.study.inference import RULE
 from oneflare.study.markdown import to_markdown
 from oneflare.study.records import (
     SCHEMA,
@@ -34,6 +33,7 @@ from oneflare.study.records import (
     RowResult,
     StudyResult,
 )
+from oneflare.study.verdicts import RULE
 
 
 def collect(plan: StudyPlan, runs: Path) -> StudyResult:

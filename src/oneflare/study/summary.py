@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oneflare.study.declare import declared
-from oneflare.study.inference import ERROR, Verdict, discoveries
 from oneflare.study.markdown import MISSING, table
 from oneflare.study.records import ClaimResult, StatementResult, StudyResult
+from oneflare.study.verdicts import ERROR, Verdict, discoveries
 
 SCALES = ("paper", "decisive", "small", "smoke")
 """the first that is there is shown"""

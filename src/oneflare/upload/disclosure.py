@@ -226,8 +226,9 @@ def _exact_statistics(plan: Mapping[str, Any]) -> str:
     """What statistics without noise mean for the images behind them, by what they hold."""
     parts = plan.get("parts", DEFAULT_PARTS)
     remedy = (
-        " Let it leave only to somebody who may also see the images; otherwise ask the coordinator for terms with "
-        "upload.statistics_epsilon."
+        " Let it leave only to somebody who may also see the images; otherwise ask the coordinator for terms under "
+        "which only the total of all members is seen (server init --privacy masked) or noise hides every image "
+        "(--privacy private)."
     )
     single = " From a class with a single image, that image's features can be read directly."
     if not parts:

@@ -179,7 +179,9 @@ def complaint(tensors: Mapping[str, Tensor], counts: Tensor | None) -> str | Non
         if name == UNKNOWN:
             reason = _too_large(float(tensor.abs().max()), FEATURE_LIMIT)
         elif name.startswith((INPUTS, GRADIENTS)) or name in (WITHIN, BACKGROUND):
-            reason = _factor_complaint(unpack_symmetric(tensor), MOST.get(name))
+            matrix = unpack_symmetric(tensor)
+            most = len(matrix) * ROOT_LIMIT**2 if name in (WITHIN, BACKGROUND) else MOST.get(name)
+            reason = _factor_complaint(matrix, most)
         elif name in (DENSITY_MEANS, BACKGROUND_MEAN, RAW_MEAN):
             reason = _too_large(float(tensor.abs().max()), MOST[name])
         elif name in (VARIANCE, RAW_VARIANCE) or name.startswith(FISHER):

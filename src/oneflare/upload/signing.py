@@ -18,7 +18,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneflare.errors import ConfigError
+from oneflare.core.files import read_regular
+from oneflare.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 PREFIX = "ed25519:"
 MESSAGE = b"oneflare upload "
 KEY_BYTES = 32
+KEY_FILE_LIMIT = 10_000
+"""bytes of a file with a public key"""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -115,8 +118,8 @@ def public_key_of(text: str) -> str:
     if text.startswith(PREFIX):
         return check_public_key(text)
     try:
-        words = Path(text).read_text().split()
-    except (OSError, UnicodeDecodeError):
+        words = read_regular(Path(text), KEY_FILE_LIMIT).decode().split()
+    except (RunError, UnicodeDecodeError):
         raise ConfigError(f"'{text}' is neither a public key ({PREFIX}...) nor a file with one") from None
     if "PRIVATE" in words:
         raise ConfigError(f"{text} is a private key; it stays with its member, who sends the file that ends in .pub")

@@ -14,6 +14,8 @@ from hospitals import digits, typed, write_pngs
 from masked_parts import NAMES, SHAPE, TERMS, init, join, release, run, train
 from oneflare.core.files import load_state
 from oneflare.federation.charter import read_charter, revised
+from oneflare.federation.masked.enrolment import ENROLMENT, read_enrolment
+from oneflare.federation.masked.files import write_message
 from oneflare.federation.masked.opening import open_total
 from oneflare.federation.masked.rounds import Request, RoundFiles
 from oneflare.federation.recording import check_log
@@ -295,6 +297,19 @@ def test_uploads_of_other_rosters_keys_and_federations_are_refused(open_round, t
     run("server", "roster", root / "fed", "--without", "west")
     line = refused(capsys, "server", "missing", root / "fed", "--uploads", root / "inbox")
     assert "was masked for another roster than number 2" in line
+
+
+def test_an_enrolment_has_a_date_that_others_can_be_compared_with(open_round, capsys):
+    path, charter = open_round / "inbox" / "east.join.json", read_charter(open_round / "fed")
+    made = read_enrolment(path, charter)
+    for created, reason in {
+        "2026-01-01T00:00:00": "does not say when it was made",
+        "0001-01-01T00:00:00+23:59": "does not say when it was made",
+        "2999-01-01T00:00:00+00:00": "in the future; the member must set its clock and join again",
+    }.items():
+        row = made.model_copy(update={"created": created}).signed(read_key(open_round / "east.key"))
+        write_message(path, ENROLMENT, row)
+        assert reason in refused(capsys, "server", "roster", open_round / "fed", "--enrolments", path.parent)
 
 
 def test_unlearning_is_a_new_sum_whose_difference_members_are_warned_of(answered, capsys):

@@ -44,7 +44,7 @@ _LEVEL = re.compile(r"^INFO *: *")
 
 
 @dataclass(frozen=True)
-class Closed:
+class Protection:
     """What closes a deployment to strangers."""
 
     certificates: Certificates
@@ -63,7 +63,7 @@ class Deployment:
     """
 
     folder: Path
-    closed: Closed | None = None
+    closed: Protection | None = None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     port: int = 0
     """of the SuperLink"""

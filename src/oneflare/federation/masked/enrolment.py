@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oneflare.errors import ConfigError, RunError, UploadError
 from oneflare.federation.charter import Charter, revised, short
-from oneflare.federation.identity import now
+from oneflare.federation.identity import dated, now
 from oneflare.federation.masked.files import kind_of, read_message
 from oneflare.upload.masking.keys import MaskKey
 from oneflare.upload.masking.roster import Enrolment, Roster
@@ -50,11 +50,9 @@ def read_enrolment(path: Path, charter: Charter) -> Enrolment:
     try:
         charter.check_member(made.member)
         made.check_signature(charter.members.get(made.member))
-        datetime.fromisoformat(made.created)
     except (ConfigError, UploadError) as error:
         raise UploadError(f"{path}: {error}") from None
-    except ValueError:
-        raise UploadError(f"{path}: does not say when it was made; {made.member} must join again") from None
+    dated(path, made.created, "join again")
     return made
 
 

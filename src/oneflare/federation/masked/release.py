@@ -43,7 +43,7 @@ class Release(Section):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReleaseSummary:
     """What was released, for the member to read."""
 
     release: Release
@@ -81,7 +81,7 @@ def read_request(path: Path, charter: Charter, roster: Roster) -> Request:
 
 def release(
     charter: Charter, request_file: Path, out: Path, member: str, masking: Masking, reveal: str | None = None
-) -> Answer:
+) -> ReleaseSummary:
     """Answer a request; the same request gets the same answer, and one that contradicts an earlier answer gets none.
 
     reveal: a member whose sums the coordinator will be able to compute from two totals, which is refused otherwise.
@@ -116,7 +116,7 @@ def release(
         pairs=pairs,
     )
     write_message(out, RELEASE, made)
-    return Answer(made, out, list(planned.missing), included, earlier is not None, damaged)
+    return ReleaseSummary(made, out, list(planned.missing), included, earlier is not None, damaged)
 
 
 def _check_own_upload(path: Path, request: Request, record: Record, member: str) -> None:

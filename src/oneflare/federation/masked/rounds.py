@@ -191,14 +191,7 @@ def _refuse_late(charter: Charter, folder: Path, uploads: Path, request: Request
 def _check_enough(charter: Charter, roster: Roster, intake: Intake, early: bool, least: int) -> None:
     present = intake.uploads
     missing = [name for name in roster.names if name not in present]
-    reasons = [
-        f"{verdict.who} ({verdict.file}) is {verdict.status}: {verdict.reason}"
-        for verdict in intake.verdicts
-        if verdict.status not in ("in", "superseded")
-    ]
-    heard = {verdict.member for verdict in intake.verdicts}
-    silent = [name for name in missing if name not in heard]
-    reasons += [f"{' and '.join(silent)} sent nothing"] if silent else []
+    reasons = intake.reasons(missing)
     if len(present) < roster.threshold:
         raise RunError(
             f"{len(present)} of {len(roster.names)} members have sent a usable upload, and a total needs at least "

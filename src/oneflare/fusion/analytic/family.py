@@ -16,6 +16,7 @@ from oneflare.fusion.trust.sums import doubtful_sums
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.analytic import AnalyticModel
 from oneflare.models.base import GlobalModel
+from oneflare.nn.optimisers import minimise
 from oneflare.upload.statistics import Statistics
 
 NOTHING = 1e-7
@@ -117,15 +118,10 @@ def softmax_head(samples: Tensor, labels: Tensor, classes: int, decay: float, st
     x = (samples - mean) / deviation
     weight = torch.zeros(samples.shape[1], classes, dtype=samples.dtype, requires_grad=True)
     bias = torch.zeros(classes, dtype=samples.dtype, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe", history_size=10)
 
     def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = F.cross_entropy(x @ weight + bias, labels) + decay / 2 * weight.square().sum()
-        value.backward()
-        return value
+        return F.cross_entropy(x @ weight + bias, labels) + decay / 2 * weight.square().sum()
 
-    with torch.enable_grad():
-        optimiser.step(loss)
+    minimise(loss, [weight, bias], steps, history_size=10)
     scaled = weight.detach() / deviation[:, None]
     return scaled, bias.detach() - mean @ scaled

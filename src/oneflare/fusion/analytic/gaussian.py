@@ -21,6 +21,7 @@ from oneflare.fusion.base import FUSIONS, UploadSet
 from oneflare.models.analytic import AnalyticModel
 from oneflare.models.quadratic import QuadraticModel
 from oneflare.nn import check_size
+from oneflare.nn.optimisers import minimise
 from oneflare.upload.class_statistics import ClassStatistics
 
 IMPOSSIBLE = -1e8
@@ -205,14 +206,9 @@ class FisherMix(FamilyFusion):
         head = F.normalize(means, dim=1).clone().requires_grad_()
         unit = F.normalize(z, dim=1)
         offset = self.margin * F.one_hot(labels, len(means))
-        optimiser = torch.optim.LBFGS([head], max_iter=self.steps, line_search_fn="strong_wolfe")
 
         def loss() -> Tensor:
-            optimiser.zero_grad()
-            value = F.cross_entropy(self.scale * (unit @ F.normalize(head, dim=1).T - offset), labels)
-            value.backward()
-            return value
+            return F.cross_entropy(self.scale * (unit @ F.normalize(head, dim=1).T - offset), labels)
 
-        with torch.enable_grad():
-            optimiser.step(loss)
+        minimise(loss, [head], self.steps)
         return F.normalize(head.detach(), dim=1)

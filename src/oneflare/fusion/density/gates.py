@@ -11,7 +11,7 @@ from torch import Tensor
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.densities import SHRINKAGE, member_densities, projected_means, shrunk
 from oneflare.fusion.workspace import QUIET, Workspace
-from oneflare.models.rules.density import Gaussians
+from oneflare.models.rules.density import StudentDensities
 from oneflare.models.rules.gates import EnergyGate, LengthGate, RatioGate, VirtualLogitGate
 from oneflare.upload.evidence import DENSITY, DENSITY_MEANS, WITHIN
 from oneflare.upload.symmetric import unpack_symmetric
@@ -63,12 +63,14 @@ def whole_moments(uploads: UploadSet) -> tuple[Tensor, Tensor]:
     return middle, within + torch.einsum("nc,ncd,nce->nde", shares, apart, apart)
 
 
-def whole(uploads: UploadSet) -> Gaussians:
+def whole(uploads: UploadSet) -> StudentDensities:
     """The density of all images of a member."""
     middle, covariance = whole_moments(uploads)
     images = uploads.counts.sum(1)
     floor = 1e-9 * torch.eye(middle.shape[1], dtype=torch.float64)
-    return Gaussians.of(middle[:, None], shrunk(covariance + floor, images, SHRINKAGE), torch.ones(len(middle), 1))
+    return StudentDensities.of(
+        middle[:, None], shrunk(covariance + floor, images, SHRINKAGE), torch.ones(len(middle), 1)
+    )
 
 
 def residuals(uploads: UploadSet) -> tuple[Tensor, Tensor]:

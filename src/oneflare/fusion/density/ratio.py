@@ -10,9 +10,9 @@ from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.densities import SHRINKAGE, MemberDensities, member_densities
 from oneflare.fusion.trust.suspects import COUNT_CAP, capped, find_suspects
 from oneflare.fusion.workspace import QUIET, Workspace
-from oneflare.models.rules.density import DensityRatio, Gaussians
+from oneflare.models.rules.density import DensityRatio, StudentDensities
 
-Parts = tuple[Tensor, Gaussians, Gaussians, float]
+Parts = tuple[Tensor, StudentDensities, StudentDensities, float]
 
 
 @FUSIONS.register("density_ratio")

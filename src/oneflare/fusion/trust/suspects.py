@@ -50,7 +50,7 @@ COUNT_CAP = 10.0
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Fit:
     """How well every member fits the others, `(N,)` each."""
 
     prototypes: Tensor
@@ -79,7 +79,7 @@ def way_cosine(prototypes: Tensor, start: Tensor, anchors: Tensor) -> Tensor:
     return torch.where((a > 0) & (b > 0), torch.maximum(projection, ends), ends)
 
 
-def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start: Tensor, anchors: Tensor) -> Agreement:
+def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start: Tensor, anchors: Tensor) -> Fit:
     """raw features `(N, probes, d)` of the same probes, prototypes `(N, C, d)`, counts `(N, C)` or None if withheld;
     start, anchors `(C, d)`.
 
@@ -104,7 +104,7 @@ def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start
     correlation = common / (scale * scale.T).sqrt().clamp(min=1e-12)
     evidence = (root @ root.T).fill_diagonal_(0)
     total = evidence.sum(1)
-    return Agreement(
+    return Fit(
         prototypes=way_cosine(unit, start, anchors).mean(1),
         answers=(evidence * correlation).sum(1) / total.clamp(min=1e-12),
         evidence=total / max(members - 1, 1),
@@ -141,7 +141,7 @@ def judge(
     return found
 
 
-def _worst(seen: Agreement) -> tuple[int, str] | None:
+def _worst(seen: Fit) -> tuple[int, str] | None:
     """The member that fits least, by its prototypes, then by its answers."""
     median = float(seen.prototypes.median())
     index = int(seen.prototypes.argmin())

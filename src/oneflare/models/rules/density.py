@@ -20,7 +20,7 @@ NEVER = -1e4
 
 
 @dataclass(frozen=True)
-class Gaussians:
+class StudentDensities:
     """Student densities of several members, each with one scale matrix S_i and several centres m_ik.
 
     log t(u; m, s S) = -(v + d)/2 log(1 + |W(u - m)|^2/(v s)) + level, with W^T W = S^-1 and v = FREEDOM; constants that
@@ -37,7 +37,7 @@ class Gaussians:
     """`(N, K)` -(log det S_i + d log s)/2"""
 
     @classmethod
-    def of(cls, means: Tensor, covariances: Tensor, spread: Tensor) -> Gaussians:
+    def of(cls, means: Tensor, covariances: Tensor, spread: Tensor) -> StudentDensities:
         """means `(N, K, d)`, covariances `(N, d, d)` positive definite, spread `(N, K)`; computed in the covariances'
         own precision"""
         factor = torch.linalg.cholesky(covariances)
@@ -49,12 +49,12 @@ class Gaussians:
         centres = torch.einsum("nij,nkj->nki", whitening, means.to(factor.dtype))
         return cls(whitening.float(), centres.float(), spread.float(), level.float())
 
-    def take(self, rows: Tensor) -> Gaussians:
+    def take(self, rows: Tensor) -> StudentDensities:
         """Those of some members. rows: `(N,)` whether each is among them"""
-        return Gaussians(self.whitening[rows], self.centres[rows], self.spread[rows], self.level[rows])
+        return StudentDensities(self.whitening[rows], self.centres[rows], self.spread[rows], self.level[rows])
 
     @classmethod
-    def together(cls, parts: Sequence[Gaussians]) -> Gaussians:
+    def together(cls, parts: Sequence[StudentDensities]) -> StudentDensities:
         """Those of several groups of members as one."""
         names = ("whitening", "centres", "spread", "level")
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
@@ -82,12 +82,12 @@ class DensityRatio:
     weights: Tensor
     """`(N, C)` w, 0 where a member has no image of the class; each class that somebody has sums to 1"""
     classes_whitening: Tensor
-    """`(N, d, d)` and so on: `Gaussians` of the classes"""
+    """`(N, d, d)` and so on: `StudentDensities` of the classes"""
     classes_centres: Tensor
     classes_spread: Tensor
     classes_level: Tensor
     background_whitening: Tensor
-    """`(N, d, d)` and so on: `Gaussians` of the background, with one centre"""
+    """`(N, d, d)` and so on: `StudentDensities` of the background, with one centre"""
     background_centres: Tensor
     background_spread: Tensor
     background_level: Tensor
@@ -98,7 +98,12 @@ class DensityRatio:
 
     @classmethod
     def of(
-        cls, weights: Tensor, classes: Gaussians, background: Gaussians, bound: float, sharpness: float = 1.0
+        cls,
+        weights: Tensor,
+        classes: StudentDensities,
+        background: StudentDensities,
+        bound: float,
+        sharpness: float = 1.0,
     ) -> DensityRatio:
         return cls(
             weights.float(),
@@ -109,12 +114,12 @@ class DensityRatio:
         )
 
     @property
-    def classes(self) -> Gaussians:
-        return Gaussians(self.classes_whitening, self.classes_centres, self.classes_spread, self.classes_level)
+    def classes(self) -> StudentDensities:
+        return StudentDensities(self.classes_whitening, self.classes_centres, self.classes_spread, self.classes_level)
 
     @property
-    def background(self) -> Gaussians:
-        return Gaussians(
+    def background(self) -> StudentDensities:
+        return StudentDensities(
             self.background_whitening, self.background_centres, self.background_spread, self.background_level
         )
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.models.members import BESIDE, rule
-from oneflare.models.rules.density import Gaussians
+from oneflare.models.rules.density import StudentDensities
 from oneflare.nn.network import signed_root
 
 LIMIT = 80.0
@@ -75,20 +75,24 @@ class RatioGate(EnergyGate):
     """
 
     classes_whitening: Tensor
-    """`(N, d, d)` and so on: `Gaussians` of the classes"""
+    """`(N, d, d)` and so on: `StudentDensities` of the classes"""
     classes_centres: Tensor
     classes_spread: Tensor
     classes_level: Tensor
     against_whitening: Tensor
-    """`(N, d, d)` and so on: `Gaussians` of what the classes are compared with, one centre"""
+    """`(N, d, d)` and so on: `StudentDensities` of what the classes are compared with, one centre"""
     against_centres: Tensor
     against_spread: Tensor
     against_level: Tensor
 
     def knowledge(self, member: int, features: Tensor, logits: Tensor) -> Tensor:
         roots = signed_root(features)
-        classes = Gaussians(self.classes_whitening, self.classes_centres, self.classes_spread, self.classes_level)
-        against = Gaussians(self.against_whitening, self.against_centres, self.against_spread, self.against_level)
+        classes = StudentDensities(
+            self.classes_whitening, self.classes_centres, self.classes_spread, self.classes_level
+        )
+        against = StudentDensities(
+            self.against_whitening, self.against_centres, self.against_spread, self.against_level
+        )
         own = torch.where(self.held[member] > 0, classes.log_densities(member, roots), -torch.inf).amax(1)
         knowledge: Tensor = (own - against.log_densities(member, roots)[:, 0]) / features.shape[1] ** 0.5
         return knowledge

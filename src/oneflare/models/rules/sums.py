@@ -18,23 +18,29 @@ STRETCH = 6.0
 """a feature may be so many times as long as those of pictures that show nothing; honest ones stay below 4"""
 
 
-@rule
-@dataclass(frozen=True)
-class FeatureSum:
-    """z = unit(sum_i w_i f_i(x)) with raw features f_i, logits z P^T"""
+class UnitSum:
+    """z = unit(a sum of features), logits z P^T; rules that differ in what they add extend it."""
 
-    weights: Tensor
     prototypes: Tensor
     """`(C, d)`"""
 
     def start(self, images: int) -> Tensor:
         return torch.zeros(images, self.prototypes.shape[1])
 
-    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
-        state[rows] += self.weights[member] * features
-
     def finish(self, state: Tensor) -> Tensor:
         return F.normalize(state, dim=1) @ self.prototypes.T
+
+
+@rule
+@dataclass(frozen=True)
+class FeatureSum(UnitSum):
+    """z = unit(sum_i w_i f_i(x)) with raw features f_i, logits z P^T"""
+
+    weights: Tensor
+    prototypes: Tensor
+
+    def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
+        state[rows] += self.weights[member] * features
 
 
 @rule
@@ -73,7 +79,7 @@ def shortened(features: Tensor, longest: Tensor) -> Tensor:
 
 @rule
 @dataclass(frozen=True)
-class InformativeSum:
+class InformativeSum(UnitSum):
     """z = unit(sum_i (1 - cos(f_i(x), n_i)) f_i(x)) with raw features f_i, logits z P^T; n_i is what client i sees in
     noise"""
 
@@ -81,14 +87,8 @@ class InformativeSum:
     """`(N, d)`"""
     prototypes: Tensor
 
-    def start(self, images: int) -> Tensor:
-        return torch.zeros(images, self.prototypes.shape[1])
-
     def add(self, state: Tensor, rows: slice, member: int, features: Tensor) -> None:
         state[rows] += informative_weights(features, self.noise[member])[:, None] * features
-
-    def finish(self, state: Tensor) -> Tensor:
-        return F.normalize(state, dim=1) @ self.prototypes.T
 
 
 def informative_weights(features: Tensor, noise: Tensor) -> Tensor:

@@ -216,20 +216,14 @@ def _refusal(error: RequestError) -> JSONResponse:
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 
-def build_app(
-    model: GlobalModel,
-    limits: Limits | None = None,
-    hosts: Sequence[str] = LOOPBACK,
-    metrics: Metrics | None = None,
-    card: CardText | None = None,
-) -> FastAPI:
-    """hosts: names under which browsers may reach it ("*": any); metrics: where to count; card: what the page tells"""
-    limits = limits or Limits()
-    predictor = Predictor(model, limits)
-    predictor.metrics = metrics or predictor.metrics
-    app = FastAPI(title="OneFlare", version=__version__, docs_url=None, redoc_url=None)  # those pages load from a CDN
-    app.add_middleware(RequestGate, predictor=predictor, hosts=hosts)
-    task = model.task
+def _about(model: GlobalModel) -> dict[str, Any]:
+    """What the model takes and answers with."""
+    image = model.task.image.decoded
+    return {"classes": list(model.task.classes), "image": {"channels": image.channels, "size": image.size}}
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Whatever goes wrong is answered with its own status and one line of JSON."""
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> JSONResponse:
@@ -246,29 +240,36 @@ def build_app(
         del request, error
         return JSONResponse({"error": "the server failed on this request; its log says why"}, 500)
 
+
+def build_app(
+    model: GlobalModel,
+    limits: Limits | None = None,
+    hosts: Sequence[str] = LOOPBACK,
+    metrics: Metrics | None = None,
+    card: CardText | None = None,
+) -> FastAPI:
+    """hosts: names under which browsers may reach it ("*": any); metrics: where to count; card: what the page tells"""
+    limits = limits or Limits()
+    predictor = Predictor(model, limits)
+    predictor.metrics = metrics or predictor.metrics
+    app = FastAPI(title="OneFlare", version=__version__, docs_url=None, redoc_url=None)  # those pages load from a CDN
+    app.add_middleware(RequestGate, predictor=predictor, hosts=hosts)
+    _answer_errors(app)
+
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        image = task.image.decoded
-        return {
-            "status": "ok",
-            "oneflare": __version__,
-            "model": model.kind,
-            "classes": list(task.classes),
-            "image": {"channels": image.channels, "size": image.size},
-            "limits": asdict(limits),
-        }
+        told = {"status": "ok", "oneflare": __version__, "model": model.kind}
+        return told | _about(model) | {"limits": asdict(limits)}
 
     @app.get("/about")
     async def about() -> dict[str, Any]:
         """What whoever asks should know: use and limits from the card, classes and how one of them is chosen."""
-        image, decision = task.image.decoded, model.decision
-        return {
+        decision = model.decision
+        return _about(model) | {
             "use": "" if card is None else card.use,
             "limits": [] if card is None else list(card.limits),
-            "classes": list(task.classes),
             "thresholds": None if decision is None else list(decision.thresholds),
             "keeps": None if decision is None or decision.floor is None else decision.keeps,
-            "image": {"channels": image.channels, "size": image.size},
         }
 
     @app.get("/metrics")

@@ -7,8 +7,8 @@ import binascii
 import json
 from typing import Any
 
-from oneflare.data.brightness import Refusal, TooLarge
 from oneflare.data.images import KINDS, shape_of
+from oneflare.data.pixel_scale import Refusal, TooLarge
 from oneflare.models.serving.limits import Limits, RequestError
 
 """decoders that strangers may reach"""

@@ -17,13 +17,17 @@ NEWTON_STEPS = 12
 
 @dataclass(frozen=True)
 class MetaLoss(Options):
-    """What log s = (log s_l, log s_a) minimise, given the two losses; raw = s_l/s_a
+    """The loss of the two learned variances, s_l of the local loss L_l and s_a of the alignment loss L_a.
+
+    Their logarithms, log s = (log s_l, log s_a), minimise it; raw = s_l/s_a is lambda before its schedule.
 
     meta = L_l/(2 s_l) + w_data L_a/(2 s_a) + (log s_l + w_log log s_a)/2
            + floor/s_a + ceiling (log s_l)^2 + valve relu(raw - lambda_max)
 
-    A rule puts its schedule on `w_data` or on `w_log`. The guards are independent: floor, ceiling, and a valve that is
-    there when `lambda_max` is. Without ceiling and valve the minimum is s_l = L_l, s_a = (w_data L_a + 2 floor)/w_log.
+    A rule puts its schedule on `w_data` or on `w_log`. The guards are independent. `floor` keeps s_a from falling to 0
+    as the alignment loss does, `ceiling` keeps s_l near 1, and the valve, which is there when `lambda_max` is, pushes
+    raw back where it passes that bound. Without ceiling and valve the minimum is s_l = L_l,
+    s_a = (w_data L_a + 2 floor)/w_log.
     """
 
     floor: float = 0.0
@@ -32,6 +36,7 @@ class MetaLoss(Options):
     valve: float | None = None
     """strength; default 1/lambda_max, twice what holding the bound needs"""
     force: bool = False
+    """take a valve that is too weak to hold its bound"""
 
     def __post_init__(self) -> None:
         if min(self.floor, self.ceiling, self.valve or 0.0) < 0 or (

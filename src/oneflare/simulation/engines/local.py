@@ -24,6 +24,7 @@ from oneflare.client.observer import Observer, Relay, tell
 from oneflare.core.frames import keep_lines, move_lines
 from oneflare.core.plugins import load_plugins
 from oneflare.errors import OneFlareError, RunError
+from oneflare.nn.given import GIVEN, take_over
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -94,7 +95,7 @@ class _Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_serve, args=(theirs, self.work, self.tasks), daemon=True)  # type: ignore[attr-defined]
+        process = self.context.Process(target=_serve, args=(theirs, self.work, self.tasks, GIVEN), daemon=True)  # type: ignore[attr-defined]
         process.start()
         theirs.close()
         return _Worker(process, ours)
@@ -178,14 +179,15 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any]) -> None:
+def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any], modules: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):  # the worker was started while signals had to wait
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     import torch
 
-    load_plugins()  # a spawned worker starts without the parts of the user's modules
+    load_plugins()  # a spawned worker starts without the user's parts and the user's networks
+    take_over(modules)
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
     observer = Relay(lambda event, arguments: connection.send(("event", (event, arguments))))

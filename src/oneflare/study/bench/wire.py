@@ -16,6 +16,7 @@ from oneflare.fusion import FUSIONS, UploadSet, build_fusion
 from oneflare.methods.resolve import resolve
 from oneflare.metrics import evaluate
 from oneflare.nn.hardware import one_thread
+from oneflare.nn.network import filled
 from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
@@ -99,10 +100,7 @@ def size_ratios() -> dict[str, float]:
 def _resend(sent: UploadSet, kind: str, folder: Path) -> UploadSet:
     uploads = []
     for upload, prototypes in zip(sent, sent.prototypes, strict=True):
-        network = copy.deepcopy(sent.template)
-        network.encoder.load_state_dict(upload.weights())
-        with torch.no_grad():
-            network.prototypes.copy_(prototypes)
+        network = filled(copy.deepcopy(sent.template), upload.weights(), prototypes)
         counts = torch.zeros(len(sent.contract.classes)) if upload.counts is None else upload.counts
         path = folder / f"{upload.client}.safetensors"
         write_upload(

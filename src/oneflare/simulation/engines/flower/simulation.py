@@ -33,11 +33,12 @@ from oneflare.client.training import train_client
 from oneflare.core.files import write_bytes, write_json
 from oneflare.data import ClientData, Split
 from oneflare.errors import RunError, UploadError
+from oneflare.nn.given import GIVEN, take_over
 from oneflare.simulation.engines.flower.gather import Terms, gather
 from oneflare.simulation.engines.flower.records import answer, question, read_answer, read_question
 from oneflare.simulation.engines.local import run_apart
+from oneflare.simulation.files import SCRATCH
 
-SCRATCH = ".flower"
 DATA = "data.safetensors"
 NO_LIMIT = 14 * 86_400.0
 """seconds: clients of a simulation wait for each other, so only the user knows what is too long"""
@@ -57,19 +58,8 @@ def train_on_flower(
     gpu: bool,
 ) -> list[ClientSummary]:
     """The whole simulation in one child process: Ray's threads and signal handlers end with it, however it ends."""
-    return run_apart(partial(_simulate, jobs, train, parts, folder, workers, gpu), observer)
-
-
-def _simulate(
-    jobs: Sequence[ClientJob],
-    train: Split,
-    parts: Sequence[np.ndarray[Any, Any]],
-    folder: Path,
-    workers: int,
-    gpu: bool,
-    observer: Observer,
-) -> list[ClientSummary]:
-    return train_simulated(jobs, train, parts, folder, observer=observer, launch=ray_launch(workers, gpu))
+    launch = partial(launch_on_ray, workers, gpu)
+    return run_apart(partial(train_simulated, jobs, train, parts, folder, launch), observer)
 
 
 def train_simulated(
@@ -77,9 +67,8 @@ def train_simulated(
     train: Split,
     parts: Sequence[np.ndarray[Any, Any]],
     folder: Path,
-    *,
-    observer: Observer,
     launch: Launch,
+    observer: Observer,
 ) -> list[ClientSummary]:
     """Train every client on a node of its own; those that are complete are not asked again.
 
@@ -161,12 +150,13 @@ class _Server:
 
 def node_app(jobs: Sequence[ClientJob]) -> ClientApp:
     """The client side; a job's folder is the node's own."""
-    by_client = {job.client: job for job in jobs}
+    by_client, modules = {job.client: job for job in jobs}, dict(GIVEN)
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         del context
+        take_over(modules)  # a worker of Ray starts without the user's own networks
         job = by_client[int(read_question(message.content)["client"])]
         data = _read_data(job.folder.parent / DATA, job.client, len(job.contract.classes))
         summary = train_client(job, data)
@@ -201,22 +191,18 @@ def _read_data(path: Path, client: int, classes: int) -> ClientData:
     return ClientData.of(split, classes)
 
 
-def ray_launch(workers: int, gpu: bool) -> Launch:
+def launch_on_ray(workers: int, gpu: bool, server: ServerApp, client: ClientApp, nodes: int) -> None:
     """Flower's simulation with one processor core per client."""
+    from flwr.simulation import run_simulation
 
-    def launch(server: ServerApp, client: ClientApp, nodes: int) -> None:
-        from flwr.simulation import run_simulation
-
-        with _quiet_logs():
-            _start_ray(workers)
-            try:
-                resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 1.0 if gpu else 0.0}}
-                run_simulation(server, client, nodes, backend_config=resources)
-            except RuntimeError as error:
-                reason = error.__cause__ or error
-                raise RunError(f"Flower's simulation ended early ({reason}); run again to go on") from None
-
-    return launch
+    with _quiet_logs():
+        _start_ray(workers)
+        try:
+            resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 1.0 if gpu else 0.0}}
+            run_simulation(server, client, nodes, backend_config=resources)
+        except RuntimeError as error:
+            reason = error.__cause__ or error
+            raise RunError(f"Flower's simulation ended early ({reason}); run again to go on") from None
 
 
 def _start_ray(workers: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from oneflare.study.inference import (
+from oneflare.study.verdicts import (
     RULE,
     UNDECIDED,
     Difference,
