@@ -1,9 +1,9 @@
-"""How accurate the analytic companion is for so many megabytes: `python -m benchmarks.limit [PREFIX | table | solver]`
+"""How accurate the analytic companion is for so many megabytes: `python -m benchmarks.limit [PREFIX | table | ...]`
 
 Every cell is one command of `oneflare run` in $ONEFLARE_RUNS/limit (resumable); its figures and the command go to
 `results/analytic/limit.json`. `table` writes `results/analytic/limit.md` and the picture of the curve from that file.
 Data: $ONEFLARE_DATA. `solver` measures time and memory of the solver alone, for 10,000 features (`solver:5000` for
-5,000).
+5,000). `stream` measures them for the sums of 10,000 to 100,000 images (`stream:300000` for more).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 
 import torch
 
+from oneflare.client.statistics import measure as measure_sums
 from oneflare.core.files import write_json
 from oneflare.fusion.analytic.discriminant import solve
+from oneflare.nn import build_feature_map
 from oneflare.simulation.results import RunResult
 from oneflare.study.bench.steps import machine
 from oneflare.upload.statistics import Statistics
@@ -31,8 +33,9 @@ TABLE = Path("results/analytic/limit.md")
 PICTURE = Path("docs/measured/analytic-curve.svg")
 RUNS = Path(os.environ.get("ONEFLARE_RUNS", "runs")) / "limit"
 CLIENTS = 10
-SIZES = {"cifar10": (384, 714, 1530), "svhn": (374, 704, 1520), "cifar100": (336, 668, 1480)}
-"""filters with which sums in 12 bits have 3, 10 and 45 MB"""
+DATA = ("cifar10", "svhn", "cifar100")
+STREAMED = 24
+"""filters of the map with which images are streamed"""
 PUBLISHED = {
     "AFL, ResNet-18 of ImageNet": 80.75,
     "FedSRA, 600 epochs": 78.9,
@@ -47,22 +50,16 @@ PUBLISHED_MAPS = {"CKN, two layers": ((2300, 77.5), (9200, 82.0))}
 def cells() -> dict[str, list[str]]:
     """name -> words of `oneflare run`, the most telling first"""
     found = {}
-    wanted = [(data, filters, "int12", 0.05, 0) for size in range(3) for data, filters in sized(size)]
-    wanted += [("cifar10", 384, "int12", 0.5, 0)]
-    wanted += [("svhn", 222, "float32", 0.05, 0), ("cifar10", 232, "float32", 0.05, 0)]
-    wanted += [
-        (data, filters, "int12", 0.05, seed) for size in range(3) for seed in (1, 2) for data, filters in sized(size)
-    ]
-    wanted += [("cifar10", 930, "float32", 0.05, 0)]
-    for data, filters, dtype, alpha, seed in wanted:
-        words = ["method=analytic", f"data={data}", "analytic=multi_scale", f"analytic.filters={filters}"]
-        words += [f"analytic.seed={seed}", f"upload.statistics_dtype={dtype}", f"clients={CLIENTS}", f"alpha={alpha}"]
-        found[f"{data}-{filters}-{dtype}-a{alpha}-s{seed}"] = [*words, "train.precision=float32"]
+    wanted = [(data, limit, "coarse", 0.05, 0) for limit in ("3MB", "45MB", "10MB") for data in DATA]
+    wanted += [("cifar10", "3MB", "coarse", 0.5, 0), ("cifar10", "3MB", "fine", 0.05, 0)]
+    wanted += [("cifar10", "3MB", "fine", 0.5, 0)]
+    wanted += [(data, "3MB", "float32", 0.05, 0) for data in DATA]
+    wanted += [(data, limit, "coarse", 0.05, seed) for limit in ("3MB", "45MB") for seed in (1, 2) for data in DATA]
+    for data, limit, dtype, alpha, seed in wanted:
+        words = ["method=analytic", f"data={data}", f"upload.limit={limit}", f"upload.statistics_dtype={dtype}"]
+        words += [f"analytic.seed={seed}", f"clients={CLIENTS}", f"alpha={alpha}", "train.precision=float32"]
+        found[f"{data}-{limit}-{dtype}-a{alpha}-s{seed}"] = words
     return found
-
-
-def sized(place: int) -> list[tuple[str, int]]:
-    return [(data, filters[place]) for data, filters in SIZES.items()]
 
 
 def stored() -> dict[str, Any]:
@@ -118,21 +115,40 @@ def solver(dim: int = 10_000, classes: int = 10) -> None:
     print(json.dumps(found))
 
 
+def stream(most: int = 100_000) -> None:
+    """Time and memory of the sums of random images of 32 x 32 pixels; prints and keeps one line of JSON."""
+    features = build_feature_map({"name": "multi_scale", "filters": STREAMED, "mirror": True}, 3, 32)
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for number in (most // 10, most // 4, most // 2, most):
+        images = torch.randint(0, 256, (number, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        labels = torch.randint(0, 10, (number,), generator=generator)
+        started = time.process_time()
+        measure_sums(features, images, labels, 10)
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        processor = time.process_time() - started
+        size = images.numel()
+        rows.append({"images": number, "image_bytes": size, "processor_seconds": processor, "peak_memory_bytes": peak})
+        print(json.dumps(rows[-1]), flush=True)
+        write_json(RESULTS.with_name("stream.json"), {"features": features.dim, "rows": rows, "machine": machine()})
+
+
 def table() -> None:
     lines = [
         "# Accuracy for so many megabytes",
         "",
         "Written by `python -m benchmarks.limit table` from `limit.json`, which holds the command of each line.",
         f"20,000 training and 5,000 test images, {CLIENTS} clients, `analytic=multi_scale`. Seconds are those of a",
-        "machine that others used at the same time.",
+        "machine that others used at the same time. A size in megabytes is `upload.limit`. A number is that of filters",
+        "of the map without shifted windows (`analytic.shifted=false`), as it was at first.",
         "",
-        "| data | filters | sums | alpha | seed of filters | accuracy % | largest upload MB | clients s | fusion s |",
+        "| data | size | sums | alpha | seed of filters | accuracy % | largest upload MB | clients s | fusion s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, cell in stored().items():
-        data, filters, dtype, alpha, seed = name.split("-")
+        data, chosen, dtype, alpha, seed = name.split("-")
         size = f"{cell['largest_upload_bytes'] / 1e6:.2f}"
-        row = [data, filters, dtype, alpha[1:], seed[1:], f"{100 * cell['accuracy']:.2f}", size]
+        row = [data, chosen, dtype, alpha[1:], seed[1:], f"{100 * cell['accuracy']:.2f}", size]
         lines.append("| " + " | ".join([*row, f"{cell['client_seconds']:.0f}", f"{cell['fuse_seconds']:.0f}"]) + " |")
     TABLE.write_text("\n".join(lines) + "\n")
     draw()
@@ -148,7 +164,8 @@ def draw() -> None:
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5))
     points: dict[str, list[tuple[float, float]]] = {}
     for name, cell in stored().items():
-        label = f"{name.split('-')[0]}, 20,000 images"
+        data, _, dtype, *_ = name.split("-")
+        label = f"{data}, {dtype}, 20,000 images"
         points.setdefault(label, []).append((cell["largest_upload_bytes"] / 1e6, 100 * cell["accuracy"]))
     for label, found in points.items():
         axes.plot(*zip(*sorted(found), strict=True), "o-", label=label)
@@ -172,6 +189,8 @@ def main(words: list[str]) -> None:
             table()
         elif word.startswith("solver"):
             solver(int(word.partition(":")[2] or 10_000))
+        elif word.startswith("stream"):
+            stream(int(word.partition(":")[2] or 100_000))
         else:
             measure(word)
 

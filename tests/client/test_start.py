@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from oneflare.client.observer import Observer
+from oneflare.client.sending import check_limit
 from oneflare.core.config import DataConfig
 from oneflare.data import load
-from oneflare.errors import ConfigError
+from oneflare.errors import ConfigError, TrainingError
 from oneflare.fusion import build_fusion, load_model
 from oneflare.methods.resolve import resolve
 from oneflare.simulation.files import RunFiles
@@ -28,7 +29,7 @@ def fuse(uploads):
     return build_fusion({"name": "analytic"}).fuse(uploads).model
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int16", "int12"])
+@pytest.mark.parametrize("dtype", ["float32", "int16", "int12", "fine", "coarse"])
 @pytest.mark.parametrize("limit", [100_000])
 def test_uploads_are_as_large_as_the_limit_allows(tmp_path, dtype, limit):
     uploads = uploads_of(tmp_path, {"upload": {"limit": limit, "statistics_dtype": dtype}})
@@ -40,6 +41,16 @@ def test_uploads_are_as_large_as_the_limit_allows(tmp_path, dtype, limit):
     model.save(tmp_path / "model.safetensors")
     images = DIGITS.test.images[:40]
     assert torch.equal(load_model(tmp_path / "model.safetensors").logits(images), model.logits(images))
+
+
+def test_a_finished_upload_beyond_the_limit_is_removed(tmp_path):
+    path = tmp_path / "upload.safetensors"
+    path.write_bytes(bytes(101))
+    check_limit(path, None)
+    check_limit(path, 101)
+    with pytest.raises(TrainingError, match="101 bytes, more than"):
+        check_limit(path, 100)
+    assert not path.exists()
 
 
 @pytest.mark.numeric
@@ -81,6 +92,8 @@ def test_a_budget_alone_chooses_the_map():
         ({"upload": {"limit": "1MB"}, "analytic": "multi_scale", "method": "flare_analytic"}, "not networks"),
         ({"upload": {"limit": "1MB", "masked": True}}, "masked sums"),
         ({"upload": {"statistics_dtype": "int12"}, "fusions": "gh_qda"}, "float32 or int16"),
+        ({"upload": {"statistics_dtype": "coarse"}, "fusions": "gh_lda"}, "gh_lda takes no account"),
+        ({"upload": {"statistics_dtype": "fine"}, "fusions": "gh_qda"}, "float32 or int16"),
     ],
 )
 def test_limits_that_cannot_be_kept_are_refused(layer, words):

@@ -59,7 +59,7 @@ def by_file(folder: Path, charter, members=MEMBERS) -> Path:
     for name in members:
         data = member_data(charter, folder / name).data
         make_upload(charter, data, target / "inbox" / f"{name}.safetensors", member=name)
-    fuse_federation(target, uploads=target / "inbox")
+    fuse_federation(target, uploads=target / "inbox", rules=Rules(min_members=len(members)))
     return target
 
 

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from oneflare.errors import ConfigError
 from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
-from oneflare.nn.feature_maps import Bounded, Patches, RandomConv, soft_cells, synthetic_filters
+from oneflare.nn.feature_maps import Bounded, Patches, RandomConv, soft_cells, windowed_cells
+from oneflare.nn.synthetic_filters import synthetic_filters
 
 
 def images(number, channels, size, seed=0):
@@ -101,3 +102,24 @@ def test_no_features_are_explained():
     assert "random_conv" in FEATURE_MAPS
     with pytest.raises(ConfigError, match="set analytic=random_conv"):
         build_feature_map({"name": "none"}, 3, 16)
+
+
+@pytest.mark.parametrize("mirror", [True, False])
+def test_shifted_features_are_means_over_windows_of_the_image(mirror):
+    """Oracle: the map of 28 pixels on each of nine windows of an image of 32; contrast is that of the same patches."""
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    own = RandomConv(3, 32, filters=3, mirror=mirror, patches=Patches(shifted=True))
+    small = RandomConv(3, 28, filters=3, mirror=mirror, patches=Patches(kernel=5, reduce=1))
+    small.pool, small.cells = 2, soft_cells(12).flatten(1).T.contiguous()
+    small.mirrored_cells = soft_cells(12).flip(-1).flatten(1).T.contiguous()
+    windows = [small(images[:, :, y : y + 28, x : x + 28]) for y in (0, 2, 4) for x in (0, 2, 4)]
+    assert torch.allclose(own(images), torch.stack(windows).mean(0), atol=1e-4)
+    assert own.fingerprint() != RandomConv(3, 32, filters=3, mirror=mirror).fingerprint()
+
+
+def test_cells_of_a_window_add_up_to_one_inside_it():
+    cells = windowed_cells(6, [(0, 0), (0, 1), (1, 0), (1, 1)])
+    assert cells.shape == (20, 6, 6)
+    assert torch.allclose(cells.sum((1, 2)), torch.ones(20))
+    assert float(cells[5:10, :, 0].abs().max()) == 0
+    assert torch.equal(cells[15:20, 1:, 1:], soft_cells(5))

@@ -42,11 +42,11 @@ def test_each_filter_keeps_as_many_of_its_outputs(filters):
 
 def test_with_all_outputs_it_is_random_conv_at_each_scale_side_by_side():
     pixels = images(9, 3, 32)
-    own = build(filters=7, kept=10, mirror=True)
+    own = build(filters=7, kept=10, mirror=True, shifted=False)
     fine = RandomConv(3, 32, filters=4, mirror=True, patches=Patches(reduce=1))
     coarse = RandomConv(3, 32, filters=3, mirror=True, colour_grid=0, patches=Patches(reduce=2, seed=SEED_STRIDE))
     assert torch.equal(own(pixels), torch.cat([fine(pixels), coarse(pixels)], 1))
-    part = build(filters=7, kept=5, mirror=True)
+    part = build(filters=7, kept=5, mirror=True, shifted=False)
     assert torch.equal(part(pixels), own(pixels)[:, part.kept])
     assert part.dim == part.shape.dim(7) == 48 + 35
 
@@ -82,7 +82,8 @@ def test_the_map_is_a_function_of_its_spec():
     spec = {"name": "multi_scale", "filters": 6, "mirror": False}
     one = build_feature_map(spec, 3, 32)
     assert build_feature_map(spec, 3, 32).fingerprint() == one.fingerprint()
-    for change in ({"seed": 4}, {"filters": 7}, {"threshold": 0.3}, {"mirror": True}, {"kept": 4}, {"scales": 1}):
+    changes = {"seed": 4, "filters": 7, "threshold": 0.3, "mirror": True, "kept": 4, "scales": 1, "shifted": False}
+    for change in ({name: value} for name, value in changes.items()):
         assert build_feature_map(spec | change, 3, 32).fingerprint() != one.fingerprint()
     assert feature_map_spec({"name": "multi_scale"}, flip=True)["mirror"] is True
 

@@ -17,7 +17,7 @@ from record import record_door
 
 from flower_parts import MEMBERS, make_federation
 from oneflare.core.files import read_json, write_text
-from oneflare.federation.coordinator import fuse_federation
+from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.federation.flower.certificates import Certificates, make_certificates
 from oneflare.federation.flower.deployment import CONNECTION, HOST, Deployment, Protection, free_port
 from oneflare.federation.flower.proxy import NOBODY, STRANGER
@@ -137,7 +137,7 @@ def test_a_closed_deployment_keeps_everybody_where_they_belong(tmp_path):
     foreign = foreign_app(tmp_path)
     data = member_data(charter, tmp_path / "south").data
     make_upload(charter, data, tmp_path / "mail" / "south.safetensors", member="south")
-    fuse_federation(federation, uploads=tmp_path / "mail")
+    fuse_federation(federation, uploads=tmp_path / "mail", rules=Rules(min_members=1))
     with Deployment(tmp_path / "deployment", Protection(files, federation, app)) as deployment:
         deployment.start_node("east", {"data": str(tmp_path / "east"), "member": "east"})
         deployment.start_node("north", {"data": str(tmp_path / "north"), "member": "south"})

@@ -28,6 +28,7 @@ class TerminalObserver(Observer):
         self.task: Any = None
         self.done = 0
         self.clients = 0
+        self.total = 0
         self.credit: dict[int, int] = {}
         self.told: set[str] = set()
         """notes, which the runs of a comparison share"""
@@ -36,13 +37,20 @@ class TerminalObserver(Observer):
         self.computing: Any = None
         """the bar of a backbone"""
         self.computing_since = 0.0
+        self.weight = 1
+        """how often the bar counts an image"""
+        self.measuring: tuple[float, int] | None = None
+        """since when clients measure images, and how many tenths of them a log has been told of"""
+        self.first = 0
+        """images that had been measured then"""
 
     def begin(self, experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
         self.clients, self.done, self.credit = len(partition.sizes), 0, {}
         if self.table:
             self.console.print(client_table(dataset.classes, partition.table.tolist(), partition.kind))
             self.table = False
-        total = sum(partition.sizes) * max(experiment.epochs, 1)
+        self.weight, self.measuring = max(experiment.epochs, 1), None
+        self.total = total = sum(partition.sizes) * self.weight
         if self.bar is not None:
             if self.task is not None:
                 self.bar.remove_task(self.task)
@@ -53,6 +61,24 @@ class TerminalObserver(Observer):
 
     def epoch(self, client: int, epoch: int, _row: Mapping[str, float], samples: int) -> None:
         self._credit(client, epoch * samples)
+
+    def measured(self, client: int, images: int) -> None:
+        self._credit(client, images * self.weight)
+        if self.bar is None:
+            self._tell_measured()
+
+    def _tell_measured(self) -> None:
+        """A line at every tenth of all clients' images, with an estimate."""
+        now, seen = time.monotonic(), sum(self.credit.values())
+        if self.measuring is None:
+            self.measuring = now, 10 * seen // self.total
+            self.first = seen
+            return
+        since, tenths = self.measuring
+        if 10 * seen // self.total > tenths and seen < self.total:
+            left = (self.total - seen) * (now - since) / max(1, seen - self.first)
+            self.console.print(f"  {seen // self.weight} of {self.total // self.weight} images, {left:.0f} s left")
+            self.measuring = since, 10 * seen // self.total
 
     def client_done(self, summary: ClientSummary, samples_seen: int) -> None:
         self.done += 1

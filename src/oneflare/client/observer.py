@@ -36,6 +36,9 @@ class Observer:
     def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
         """A client ended an epoch over `samples` images; `row` is what its trace says of it."""
 
+    def measured(self, client: int, images: int) -> None:
+        """A client that trains nothing has measured this many of its images."""
+
     def client_done(self, summary: ClientSummary, samples_seen: int) -> None:
         """A client is complete; `samples_seen` counts images x epochs."""
 
@@ -81,6 +84,9 @@ class Relay(Observer):
 
     def epoch(self, client: int, epoch: int, row: Mapping[str, float], samples: int) -> None:
         self._send("epoch", (client, epoch, row, samples))
+
+    def measured(self, client: int, images: int) -> None:
+        self._send("measured", (client, images))
 
     def client_done(self, summary: ClientSummary, samples_seen: int) -> None:
         self._send("client_done", (summary, samples_seen))

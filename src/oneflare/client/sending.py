@@ -12,6 +12,7 @@ from oneflare.client.calibration import calibrate
 from oneflare.client.evidence import measure_evidence
 from oneflare.client.job import ClientJob
 from oneflare.data import ClientData
+from oneflare.errors import TrainingError
 from oneflare.nn import PrototypeNetwork
 from oneflare.upload import Contents, SentForm, write_upload
 
@@ -56,3 +57,15 @@ def send(
     )
     form = SentForm(dtype=upload.dtype, counts=upload.counts, epsilon=upload.counts_epsilon, words=job.noise("counts"))
     write_upload(path, network, job.contract, contents, form)
+    check_limit(path, upload.limit)
+
+
+def check_limit(path: Path, limit: int | None) -> None:
+    """Nothing leaves that is larger than agreed: a file beyond the limit is removed."""
+    size = path.stat().st_size
+    if limit is not None and size > limit:
+        path.unlink()
+        raise TrainingError(
+            f"{path}: the finished upload has {size:,} bytes, more than upload.limit={limit}; ask for terms with a "
+            "larger limit or fewer analytic.filters"
+        )

@@ -21,12 +21,9 @@ from oneflare.nn import (
 )
 from oneflare.nn.multi_scale_maps import fitted
 from oneflare.upload import Agreement, Contract
-from oneflare.upload.contract import statistics_bytes
+from oneflare.upload.contract import statistics_bytes, statistics_room
 from oneflare.upload.masking.fixed_point import FixedPoint
 from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_of
-
-HEADER_ROOM = 256
-"""bytes of an upload's header for each class, whose names are in it, and sixteen times that for the rest"""
 
 
 def make_contract(
@@ -86,7 +83,7 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, classes: int, *, m
     parts = DEFAULT_PARTS if upload.statistics is None else upload.statistics
     components = COMPONENTS if upload.statistics_components is None else upload.statistics_components
     if upload.limit is not None:
-        room, dtype = upload.limit - HEADER_ROOM * (16 + classes), upload.statistics_dtype
+        room, dtype = statistics_room(upload.limit, classes), upload.statistics_dtype
         spec = fitted(spec, image.channels, image.size, lambda dim: statistics_bytes(dim, classes, dtype) <= room)
     return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
 

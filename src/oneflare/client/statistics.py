@@ -16,6 +16,8 @@ from oneflare.data import ClientData
 from oneflare.errors import TrainingError
 from oneflare.nn import FeatureMap, build_feature_map
 from oneflare.upload.class_statistics import pack_classes
+from oneflare.upload.coding import coded, coder_of
+from oneflare.upload.contract import scatter_room
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, to_vector
 from oneflare.upload.mixtures import pack_mixtures
 from oneflare.upload.statistics import (
@@ -43,7 +45,15 @@ STRIP = 512
 NOT_FINITE = "the features are not finite; check the client's images for NaN or infinite pixels"
 
 
-def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | None:
+Watch = Callable[[int], None]
+"""is told how many images have been measured"""
+
+
+def unwatched(images: int) -> None:
+    """Nobody is told."""
+
+
+def client_statistics(job: ClientJob, data: ClientData, watch: Watch = unwatched) -> dict[str, Tensor] | None:
     """The packed statistics of a client's images, noised if the federation agreed on that; None if it sends none."""
     plan, fixed = job.contract.statistics, job.contract.fixed
     image, classes = job.contract.image, len(job.contract.classes)
@@ -54,12 +64,23 @@ def client_statistics(job: ClientJob, data: ClientData) -> dict[str, Tensor] | N
         found = measure_fixed(features, data.images, data.labels, classes, fixed)
         return {FIXED: to_vector(found.counts, found.sums, found.gram)}
     if plan.privacy is None:
-        return exact_statistics(plan, features, data, classes)
+        packed = exact_statistics(plan, features, data, classes, watch)
+        return _in_code(job, packed) if plan.coded else packed
     exact = measure_on_lattice(features, data.images, data.labels, classes, plan.privacy)
     return _agreed(pack(privatise(exact, plan.privacy, job.noise("statistics")), plan.dtype), plan)
 
 
-def exact_statistics(plan: Plan, features: FeatureMap, data: ClientData, classes: int) -> dict[str, Tensor]:
+def _in_code(job: ClientJob, packed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The packed statistics in the agreed code, within the agreed size."""
+    plan, image, limit = job.contract.statistics, job.contract.image, job.experiment.upload.limit
+    assert plan is not None
+    room = None if limit is None else scatter_room(limit, plan.dim, len(job.contract.classes))
+    return coded(packed, coder_of(plan.feature_map, image.channels, image.size), plan.dtype, room)
+
+
+def exact_statistics(
+    plan: Plan, features: FeatureMap, data: ClientData, classes: int, watch: Watch = unwatched
+) -> dict[str, Tensor]:
     """The packed statistics that the plan names, without noise.
 
     Class covariances and mixtures are measured around means and in several passes, so all features of the client are
@@ -67,7 +88,8 @@ def exact_statistics(plan: Plan, features: FeatureMap, data: ClientData, classes
     """
     if not {CLASS_COVARIANCES, MIXTURES} & set(plan.parts):
         if COVARIANCE in plan.parts:
-            return pack(measure(features, data.images, data.labels, classes), plan.dtype)
+            products = torch.float32 if plan.coded else torch.float64
+            return pack(measure(features, data.images, data.labels, classes, watch, products), plan.dtype)
         return measure_means(features, data.images, data.labels, classes)
     phi = torch.cat([features(block) for block in data.images.split(BLOCK)])
     if not bool(torch.isfinite(phi).all()):
@@ -106,19 +128,34 @@ def _of_features(plan: Plan, phi: Tensor, labels: Tensor, classes: int) -> dict[
     return pack(Statistics(wide.T @ wide, sums, counts.double()), plan.dtype)
 
 
-def measure(features: FeatureMap, images: Tensor, labels: Tensor, classes: int) -> Statistics:
+def measure(
+    features: FeatureMap,
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    watch: Watch = unwatched,
+    products: torch.dtype = torch.float64,
+) -> Statistics:
     """Statistics of some images, streamed.
 
     Features are float32, all sums float64. Memory: G and one block of features.
+    products: the numbers in which products of one block are added up. float32 is faster, and precise enough for sums
+    that are rounded far more coarsely when they are sent
     """
     total = Statistics.zeros(features.dim, classes)
     for start in range(0, len(images), BLOCK):
-        phi = features(images[start : start + BLOCK]).double()
+        phi = features(images[start : start + BLOCK])
         y = labels[start : start + BLOCK]
         total.counts.add_(torch.bincount(y, minlength=classes))
-        total.sums.index_add_(0, y, phi)
+        total.sums.index_add_(0, y, phi.double())
+        phi = phi.to(products)
         for row in range(0, features.dim, STRIP):  # the upper triangle, strip by strip
-            total.gram[row : row + STRIP, row:].addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+            strip = total.gram[row : row + STRIP, row:]
+            if products == torch.float64:
+                strip.addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+            else:
+                strip.add_(phi[:, row : row + STRIP].T @ phi[:, row:])
+        watch(start + len(y))
     if not bool(torch.isfinite(total.sums).all()):
         raise TrainingError(NOT_FINITE)
     return Statistics(symmetric(total.gram), total.sums, total.counts)

@@ -38,7 +38,7 @@ def train_client(job: ClientJob, data: ClientData, observer: Observer | None = N
     else:
         try:
             with one_thread():
-                summary = _train(job, data, files, observer) if job.experiment.trains else _measure(job, data, files)
+                summary = (_train if job.experiment.trains else _measure)(job, data, files, observer)
         except TrainingError as error:
             summary = ClientSummary(job.client, "failed", len(data), data.classes, str(error))
     write_json(files.summary, summary.to_dict())
@@ -107,10 +107,11 @@ def finish_client(
     )
 
 
-def _measure(job: ClientJob, data: ClientData, files: ClientFiles) -> ClientSummary:
+def _measure(job: ClientJob, data: ClientData, files: ClientFiles, observer: Observer) -> ClientSummary:
     """The upload of a client that trains nothing."""
     started = time.monotonic()
-    send(files.upload, job, None, data, 0, Attachments(client_statistics(job, data)))
+    statistics = client_statistics(job, data, lambda images: observer.measured(job.client, images))
+    send(files.upload, job, None, data, 0, Attachments(statistics))
     return ClientSummary(
         client=job.client,
         status="trained",

@@ -41,10 +41,11 @@ from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.features import FeatureReader, Rehearsal, reader_of
 from oneflare.upload import read_manifest, seal_upload
+from oneflare.upload.contract import statistics_bytes
 from oneflare.upload.encryption import SUFFIX, encrypt
 from oneflare.upload.masking.fixed_point import FIXED, vector_size
 from oneflare.upload.signing import SigningKey
-from oneflare.upload.statistics import Statistics, pack
+from oneflare.upload.statistics import SCATTER, SUMS, Statistics, pack
 
 TIMED_STEPS = 6
 TIMED_IMAGES = 128
@@ -317,6 +318,9 @@ def upload_size(charter: Charter) -> int:
         packed = {FIXED: torch.zeros(vector_size(classes, dim), dtype=torch.int64)}
     elif contract.statistics is not None:
         packed = pack(Statistics.zeros(contract.statistics.dim, classes), contract.statistics.dtype)
+        if contract.statistics.coded:
+            room = statistics_bytes(contract.statistics.dim, classes, contract.statistics.dtype)
+            packed[SCATTER] = torch.zeros((room - 4 * packed[SUMS].numel()) // 8, dtype=torch.int64)
     nothing = Split(torch.empty(0, 1, 1, 1), torch.empty(0, dtype=torch.long))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "upload.safetensors"

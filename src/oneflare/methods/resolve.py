@@ -22,13 +22,16 @@ from oneflare.nn.encoders import BUILT_IN, ON_FEATURES, complete_encoder
 from oneflare.nn.given import CUSTOM
 from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
+from oneflare.upload.coding import FINENESS
 from oneflare.upload.evidence import EVIDENCE, LABELLED
-from oneflare.upload.statistics import CLASS_COVARIANCES, DEFAULT_PARTS, MIXTURES, PARTS, parts_for
+from oneflare.upload.statistics import CLASS_COVARIANCES, DEFAULT_PARTS, G_B_N, MIXTURES, PARTS, parts_for
 from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
 
 ARRAYS = "arrays"
 SIZED_MAP = "multi_scale"
 """the map whose number of filters may follow from upload.limit or analytic.budget"""
+SOLVING_CODED = ("analytic", "flare_analytic")
+"""the fusions that solve coded sums"""
 NAMED_DEFAULTS = {
     **{part: Experiment.model_fields[part].default for part in ("encoder", "anchors", "controller", "analytic")},
     "train": {"schedule": TrainConfig.model_fields["schedule"].default},
@@ -268,6 +271,18 @@ def _check_limit(experiment: Experiment) -> None:
         )
 
 
+def _check_coded(experiment: Experiment) -> None:
+    """Coded sums are solved in the features in which they were rounded, which the published rules do not do."""
+    dtype = experiment.upload.statistics_dtype
+    others = [spec["name"] for spec in experiment.fusions if spec["name"] not in SOLVING_CODED]
+    rules = [name for name in others if G_B_N in build_fusion({"name": name}).needs]
+    if dtype in FINENESS and rules:
+        raise ConfigError(
+            f"upload.statistics_dtype={dtype}: fusion {rules[0]} takes no account of how sums were rounded; send "
+            "them in float32 or int16, or set fusions=analytic"
+        )
+
+
 def _check_statistics(experiment: Experiment) -> None:
     """Statistics contain the class counts, and their privacy is worth nothing beside what is not private."""
     _check_limit(experiment)
@@ -277,8 +292,11 @@ def _check_statistics(experiment: Experiment) -> None:
             raise ConfigError(f"upload.statistics: unknown statistics '{name}'{did_you_mean(name, PARTS)}")
     if experiment.analytic["name"] == "none":
         return
-    if upload.statistics_dtype == "int12" and CLASS_COVARIANCES in (upload.statistics or ()):
-        raise ConfigError("upload.statistics_dtype=int12: covariances of classes are sent in float32 or int16")
+    _check_coded(experiment)
+    if upload.statistics_dtype not in ("float32", "int16") and CLASS_COVARIANCES in (upload.statistics or ()):
+        raise ConfigError(
+            f"upload.statistics_dtype={upload.statistics_dtype}: covariances of classes are sent in float32 or int16"
+        )
     if upload.masked is not None and upload.statistics not in (None, DEFAULT_PARTS):
         raise ConfigError("upload.masked: masked sums are G, b and n; leave upload.statistics out, or set covariance")
     if upload.statistics_epsilon is None:

@@ -6,14 +6,12 @@ split (`oneflare.client.statistics`).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,24 +19,12 @@ from torch import Tensor
 from oneflare.core.registry import Options, Registry
 from oneflare.errors import ConfigError
 from oneflare.nn.network import signed_root
+from oneflare.nn.synthetic_filters import WEIGHT_GRID, synthetic_filters
 
-LEAVES = 2
-"""discs per synthetic patch"""
-RADIUS = (2.0, 100.0)
-"""of the discs in pixels; the density of boundaries falls as r^-2"""
-EDGE = (0.20, 0.60)
-"""softness of an edge in pixels"""
-CHANNEL_CORRELATION = 0.75
-PATCH_NOISE = 0.02
-PATCHES = 20_000
-"""patches behind the covariance"""
-WHITEN_EPS = 0.1
 CONTRAST_EPS = 10.0
 """added to a patch's variance, in grey levels squared"""
 CELL_SOFTNESS = 0.08
 CENTRE_WIDTH = 0.06
-WEIGHT_GRID = 4096.0
-"""filters are rounded to multiples of 1/4096, so that machines agree on them"""
 BATCH = 8
 """images at a time: activations stay in the processor's cache, and every call has the same shape"""
 FILTER_BLOCK = 64
@@ -180,6 +166,8 @@ class Patches(Options):
     """below which a response counts as none"""
     seed: int = 0
     """of the filters"""
+    shifted: bool = False
+    """whether features are means over several windows that cut a little off the image, instead of the whole image"""
 
 
 @FEATURE_MAPS.register("random_conv")
@@ -225,16 +213,18 @@ class RandomConv:
             bank = torch.cat([part, part.flip(-1)]) if self.mirror else part
             self.banks.append(bank.contiguous(memory_format=torch.channels_last))
         side = size // self.reduce - self.kernel + 1
-        self.pool = _block(side)
-        cells = soft_cells(side // self.pool)
-        self.cells = cells.flatten(1).T.contiguous()  # (positions, 5)
+        self.pool = _block(side, 12 if patches.shifted else 7)
+        self.windows = _windows(side // self.pool) if patches.shifted else [(0, 0)]
+        cells = windowed_cells(side // self.pool, self.windows)
+        self.cells = cells.flatten(1).T.contiguous()  # (positions, 5 windows)
         self.mirrored_cells = cells.flip(-1).flatten(1).T.contiguous()
         self.dim = 10 * filters + colour_features(channels, self.colour_grid, self.mirror)
         self.parameters = free.numel()
 
     def fingerprint(self) -> str:
         settings = (self.channels, self.size, self.threshold, self.mirror, self.reduce, self.kernel, self.colour_grid)
-        digest = hashlib.sha256(repr(settings).encode())
+        windows = repr(self.windows) if len(self.windows) > 1 else ""
+        digest = hashlib.sha256((repr(settings) + windows).encode())
         for bank in self.banks:
             digest.update((bank.contiguous() * WEIGHT_GRID).round().to(torch.int32).numpy().tobytes())
         return digest.hexdigest()
@@ -293,17 +283,29 @@ class RandomConv:
             maps.clamp_min_(0)
             if self.mirror:
                 half = maps.shape[2] // 2
-                pooled = _pool(maps[:, :, :half], self.cells).sqrt_()
-                pooled += _pool(maps[:, :, half:], self.mirrored_cells).sqrt_()
+                pooled = self._roots(maps[:, :, :half], self.cells)
+                pooled += self._roots(maps[:, :, half:], self.mirrored_cells)
                 pooled *= 0.5
             else:
-                pooled = _pool(maps, self.cells).sqrt_()
+                pooled = self._roots(maps, self.cells)
             parts.append(pooled)
         return torch.cat(parts, 1)
 
+    def _roots(self, maps: Tensor, cells: Tensor) -> Tensor:
+        """The square root of every cell's average, averaged over the windows: -> `(n, 10 filters)`"""
+        roots = _pool(maps, cells).sqrt_()
+        number = len(self.windows)
+        return roots if number == 1 else roots.view(len(roots), -1, number, 5).mean(2).flatten(1)
+
     def _colours(self, x: Tensor) -> Tensor:
-        """Means and deviations of each channel in each square of the grid."""
+        """Means and deviations of each channel in each square of the grid, averaged over the windows."""
         x = x / 255.0
+        step = self.pool * self.reduce
+        side = x.shape[-1] - step * max(top for top, _ in self.windows)
+        parts = [self._grid(x[..., step * t : step * t + side, step * u : step * u + side]) for t, u in self.windows]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+
+    def _grid(self, x: Tensor) -> Tensor:
         mean = F.adaptive_avg_pool2d(x, self.colour_grid)
         deviation = (F.adaptive_avg_pool2d(x * x, self.colour_grid) - mean * mean).clamp_min(0).sqrt()
         maps = torch.cat([mean, deviation], 1)
@@ -313,7 +315,7 @@ class RandomConv:
 
 
 def _pool(maps: Tensor, cells: Tensor) -> Tensor:
-    """Averages over cells: maps `(n, 2, filters, positions)`, cells `(positions, 5)` -> `(n, 10 filters)`.
+    """Averages over cells: maps `(n, 2, filters, positions)`, cells `(positions, k)` -> `(n, 2 k filters)`.
 
     A matrix product rounds a row by where the row lies in its block, and a block by where it begins in memory. One
     product per image, with its rows filled up to whole cache lines, makes both the same for every image of a batch.
@@ -341,6 +343,23 @@ def _block(length: int, cells: int = 7) -> int:
     return max(block for block in range(1, math.ceil(length / cells) + 1) if length % block == 0)
 
 
+def _windows(side: int) -> list[tuple[int, int]]:
+    """Where windows begin that leave out two rows and columns of at least ten, or one of at least five."""
+    most = 2 if side >= 10 else 1 if side >= 5 else 0
+    return [(top, left) for top in range(most + 1) for left in range(most + 1)]
+
+
+def windowed_cells(side: int, windows: Sequence[tuple[int, int]]) -> Tensor:
+    """`(5 windows, side, side)`: the soft cells of each window, window after window."""
+    width = side - max(top for top, _ in windows)
+    cells, parts = soft_cells(width), []
+    for top, left in windows:
+        part = torch.zeros(len(cells), side, side)
+        part[:, top : top + width, left : left + width] = cells
+        parts.append(part)
+    return torch.cat(parts)
+
+
 def soft_cells(side: int) -> Tensor:
     """`(5, side, side)` averaging weights: four soft quadrants and the centre."""
     axis = (torch.arange(side, dtype=torch.float64) + 0.5) / side - 0.5
@@ -349,50 +368,3 @@ def soft_cells(side: int) -> Tensor:
     centre = torch.exp(-(x * x + y * y) / CENTRE_WIDTH)
     cells = torch.stack([top * left, top * (1 - left), (1 - top) * left, (1 - top) * (1 - left), centre])
     return (cells / cells.sum((1, 2), keepdim=True)).float()
-
-
-@functools.lru_cache(maxsize=8)
-def synthetic_filters(filters: int, channels: int, kernel: int, seed: int) -> Tensor:
-    """`(filters, c, k, k)`: dead-leaves patches, whitened with the covariance of such patches."""
-    rng = np.random.RandomState(seed)
-    patches = _dead_leaves(max(PATCHES, filters), kernel, channels, rng)
-    values, vectors = np.linalg.eigh(patches.T @ patches / len(patches))
-    whiten = (vectors / np.sqrt(np.maximum(values, 0) + WHITEN_EPS)) @ vectors.T
-    code = patches[:filters] @ whiten
-    code /= np.linalg.norm(code, axis=1, keepdims=True)
-    weight = code @ whiten
-    weight -= weight.mean(1, keepdims=True)  # subtracts the patch mean implicitly
-    weight = np.round(weight * WEIGHT_GRID) / WEIGHT_GRID
-    return torch.from_numpy(weight.reshape(filters, channels, kernel, kernel)).float()
-
-
-def _dead_leaves(count: int, kernel: int, channels: int, rng: np.random.RandomState) -> np.ndarray[Any, Any]:
-    """Tiny pictures of overlapping soft discs in random colours, `(count, c k k)`, contrast-normalised.
-
-    They have the sparse, oriented, colour-opponent edges of natural images (Lee, Mumford and Huang 2001).
-    """
-    axis = np.arange(kernel) - (kernel - 1) / 2
-    yy, xx = np.meshgrid(axis, axis, indexing="ij")
-    mix = np.linalg.cholesky((1 - CHANNEL_CORRELATION) * np.eye(channels) + CHANNEL_CORRELATION)
-
-    def colours() -> np.ndarray[Any, Any]:
-        drawn: np.ndarray[Any, Any] = (rng.standard_normal((count, channels)) @ mix.T)[:, :, None, None]
-        return drawn
-
-    image = np.broadcast_to(colours(), (count, channels, kernel, kernel)).copy()
-    softness = rng.uniform(*EDGE, size=(count, 1, 1))
-    low, high = 1 / RADIUS[0], 1 / RADIUS[1]
-    for _ in range(LEAVES):  # each disc's border passes through a random point of the patch
-        point = rng.uniform(-kernel / 2, kernel / 2, size=(count, 2, 1, 1))
-        angle = rng.uniform(0, 2 * math.pi, size=(count, 1, 1))
-        radius = 1 / (low + rng.uniform(size=(count, 1, 1)) * (high - low))
-        dx = xx - (point[:, 0] + radius * np.cos(angle))
-        dy = yy - (point[:, 1] + radius * np.sin(angle))
-        outside = np.sqrt(dx * dx + dy * dy) - radius
-        mask = (1 / (1 + np.exp(np.clip(1.7 * outside / softness, -50, 50))))[:, None]
-        image = image * (1 - mask) + colours() * mask
-    image += PATCH_NOISE * rng.standard_normal(image.shape)
-    patch = image.reshape(count, -1)
-    patch -= patch.mean(1, keepdims=True)
-    normalised: np.ndarray[Any, Any] = patch / np.sqrt(patch.var(1, keepdims=True) + 1e-3)
-    return normalised

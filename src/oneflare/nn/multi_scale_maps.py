@@ -56,6 +56,8 @@ class Scales(Options):
     """each sees the image at half the size of the one before; small images have fewer"""
     kept: int = 5
     """of the ten outputs of a filter (two signs, five cells), drawn anew for each filter"""
+    shifted: bool = True
+    """whether features are means over several windows that cut a little off the image, instead of the whole image"""
 
 
 @FEATURE_MAPS.register("multi_scale")
@@ -93,7 +95,9 @@ class MultiScale:
                 filters=number,
                 mirror=mirror,
                 colour_grid=colour_grid if scale == 0 else 0,
-                patches=Patches(reduce=reduce, threshold=threshold, seed=seed + scale * SEED_STRIDE),
+                patches=Patches(
+                    reduce=reduce, threshold=threshold, seed=seed + scale * SEED_STRIDE, shifted=parts.shifted
+                ),
             )
             colours = own.dim - OUTPUTS * number
             chosen = kept_outputs(number, parts.kept, seed, scale) + colours

@@ -52,7 +52,13 @@ class LineObserver(Observer):
         self._tell()
 
     def epoch(self, client: int, epoch: int, _row: Mapping[str, float], samples: int) -> None:
-        self.seen[client] = epoch * samples
+        self._worked(client, epoch * samples)
+
+    def measured(self, client: int, images: int) -> None:
+        self._worked(client, images)
+
+    def _worked(self, client: int, images: int) -> None:
+        self.seen[client] = images
         if self.rewrite and self.clock() - self.told >= EVERY_SECONDS:
             self._tell()
 
@@ -60,7 +66,7 @@ class LineObserver(Observer):
         self.done += 1
         if summary.client not in self.seen:
             self.before += samples_seen
-        self.seen[summary.client] = samples_seen
+        self.seen[summary.client] = max(samples_seen, self.seen.get(summary.client, 0))
         self._tell()
 
     def note(self, text: str) -> None:

@@ -19,6 +19,7 @@ from oneflare.core.files import digest_of
 from oneflare.core.strict import strict_json
 from oneflare.errors import UploadError
 from oneflare.upload.class_statistics import CLASS_SCATTER, class_complaint
+from oneflare.upload.coding import code_complaint, coder_of
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -30,13 +31,14 @@ from oneflare.upload.contract import (
     SIZE_LIMIT,
     STATISTICS,
     Contract,
+    at_most,
     expected_tensors,
     plan_of,
     present,
 )
 from oneflare.upload.masking.fixed_point import FIXED, from_vector
 from oneflare.upload.mixtures import MEANS, VARIANCES, mixture_complaint
-from oneflare.upload.statistics import complaint, limits_of, pack
+from oneflare.upload.statistics import SCATTER, complaint, limits_of, pack
 from oneflare.upload.tensors import STORED, open_upload
 
 SAMPLES_LIMIT = 10**9
@@ -188,6 +190,7 @@ def check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, A
     kinds = {name: entry.get("dtype") if isinstance(entry, dict) else None for name, entry in entries.items()}
     expected = expected_tensors(contract, kinds)
     optional = {COUNTS: ((len(contract.classes),), False)}
+    shorter = at_most(contract)
     for name in expected:
         if name not in entries:
             raise UploadError(f"{path}: {name} is missing; the client must write its upload again")
@@ -202,12 +205,16 @@ def check_layout(path: Path, header: Mapping[str, Any], manifest: Mapping[str, A
         dtype = STORED.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
         if isinstance(entry, dict) and set(entry) != {"dtype", "shape", "data_offsets"}:
             raise UploadError(f"{path}: {name} is described by other keys than dtype, shape and data_offsets")
-        if found != list(shape):
+        if found != list(shape) and not (name in shorter and _is_shorter(found, shape)):
             raise UploadError(f"{path}: {name} has shape {found!r:.60}, expected {list(shape)}")
         scaled = dtype in (torch.int8, torch.int16)
         short = dtype == torch.float16 and name not in SHORT
         if dtype is None or short or dtype.is_floating_point != floating or scaled != (name + SCALE in expected):
             raise UploadError(f"{path}: {name} has type {entry.get('dtype')!r:.20}, which does not fit")
+
+
+def _is_shorter(found: Any, most: tuple[int, ...]) -> bool:
+    return isinstance(found, list) and len(found) == 1 and type(found[0]) is int and 0 < found[0] <= most[0]
 
 
 def implausible(name: str, tensor: Tensor, samples: int) -> str | None:
@@ -268,7 +275,13 @@ def check_statistics(
     if contract.fixed is not None:
         packed = pack(from_vector(packed[FIXED], len(contract.classes), contract.statistics.dim, contract.fixed))
         limits = limits.rounded(contract.fixed.clip, 2.0**-contract.fixed.bits)
+    code = None
+    if contract.statistics.coded:
+        code, packed = packed, {name: tensor for name, tensor in packed.items() if name != SCATTER}
     reason = complaint(packed, int(manifest["samples"]), limits, contract.statistics.privacy)
+    if reason is None and code is not None:
+        coder = coder_of(contract.statistics.feature_map, contract.image.channels, contract.image.size)
+        reason = code_complaint(code, limits, coder)
     if reason is None and CLASS_SCATTER in packed:
         reason = class_complaint(packed, limits)
     if reason is None and MEANS in packed:

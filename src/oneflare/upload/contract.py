@@ -14,6 +14,7 @@ from oneflare.core.files import digest_of
 from oneflare.data import ImageSpec
 from oneflare.nn import PrototypeNetwork
 from oneflare.upload.class_statistics import class_layout
+from oneflare.upload.coding import BITS
 from oneflare.upload.evidence import layout
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, vector_size
 from oneflare.upload.mixtures import mixture_layout
@@ -35,6 +36,10 @@ MASKED = "masked"
 KNOWN = 20
 """images of a class from which on a client's network may have a say on it"""
 
+HEADER_ROOM = 256
+"""bytes of an upload's header for each class, whose names are in it, and sixteen times that for the rest"""
+CODE_WORDS = 2
+"""64-bit words of coded sums beside at most one for each number and one for each row"""
 SCALE = "#scale"
 """ends the name of the scales that belong to an int8 or int16 tensor"""
 
@@ -134,8 +139,10 @@ def statistics_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ..
     if COVARIANCE in plan.parts:
         numbers = triangle_size(plan.dim)
         layout["scatter"] = ((twelve_bit_size(numbers) if plan.dtype == "int12" else numbers,), plan.dtype == "float32")
-        if plan.dtype != "float32":
+        if plan.dtype in ("int16", "int12"):
             layout["scatter" + SCALE] = ((plan.dim,), True)
+        if plan.dtype in BITS:
+            layout["scatter"] = ((numbers + plan.dim + CODE_WORDS,), False)
     if CLASS_COVARIANCES in plan.parts:
         layout |= class_layout(plan, classes)
     if MIXTURES in plan.parts:
@@ -143,11 +150,30 @@ def statistics_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ..
     return layout
 
 
+def at_most(contract: Contract) -> frozenset[str]:
+    """Names of tensors whose expected shape is the largest that they may have: the code of sums is of any length."""
+    plan = contract.statistics
+    return frozenset({STATISTICS + "scatter"} if plan is not None and plan.dtype in BITS else ())
+
+
 def statistics_bytes(dim: int, classes: int, dtype: str) -> int:
-    """Bytes of the packed statistics G, b and n of so many features."""
+    """Bytes of the packed statistics G, b and n of so many features; of coded ones, as many as are planned for."""
     numbers = triangle_size(dim)
+    sums = 4 * classes * dim + 8 * classes
+    if dtype in BITS:
+        return math.ceil(BITS[dtype] * numbers / 8) + sums
     scatter = {"float32": 4 * numbers, "int16": 2 * numbers + 4 * dim, "int12": 2 * twelve_bit_size(numbers) + 4 * dim}
-    return scatter[dtype] + 4 * classes * dim + 8 * classes
+    return scatter[dtype] + sums
+
+
+def scatter_room(limit: int, dim: int, classes: int) -> int:
+    """Bytes for sums of products in an upload of so many bytes, beside its header, class sums and counts"""
+    return statistics_room(limit, classes) - 4 * classes * dim - 8 * classes
+
+
+def statistics_room(limit: int, classes: int) -> int:
+    """Bytes that are left for statistics in an upload of so many bytes, beside its header"""
+    return limit - HEADER_ROOM * (16 + classes)
 
 
 def present(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from oneflare.upload.checking import (
     read_header,
 )
 from oneflare.upload.class_statistics import CLASS_SCATTER, ClassStatistics, unpack_classes
+from oneflare.upload.coding import FINENESS, coder_of, decoded_step, plain
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -51,6 +52,7 @@ from oneflare.upload.statistics import (
     DEFAULT_PARTS,
     G_B_N,
     MIXTURES,
+    SCATTER,
     ClassMeans,
     Statistics,
     unpack,
@@ -138,7 +140,12 @@ class Upload:
         packed = self._packed(G_B_N)
         if FIXED in packed:
             return self._fixed(packed)
-        return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(packed)
+        return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(self._plain(packed))
+
+    def step(self) -> float:
+        """To which step coded sums of products were rounded."""
+        with self.blamed():
+            return decoded_step(self._packed(G_B_N))
 
     def class_means(self) -> ClassMeans:
         """The sums and counts of each class alone."""
@@ -168,6 +175,14 @@ class Upload:
                 f"{self.path}: its statistics hold no {field}; name it in upload.statistics for all clients"
             )
         return {name.removeprefix(STATISTICS): tensor for name, tensor in tensors.items()}
+
+    def _plain(self, packed: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The packed statistics with their sums of products out of the code, if they are in one."""
+        plan, image = self.manifest["statistics"], self.manifest["image"]
+        if plan["dtype"] not in FINENESS or SCATTER not in packed:
+            return packed
+        with self.blamed():
+            return plain(packed, coder_of(plan["feature_map"], int(image["channels"]), int(image["size"])))
 
     def _fixed(self, packed: Mapping[str, Tensor]) -> Statistics:
         """The statistics whose sums are plain fixed-point numbers."""

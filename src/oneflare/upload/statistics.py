@@ -27,6 +27,7 @@ from torch import Tensor
 from oneflare.core.privacy import Privacy
 from oneflare.errors import ConfigError
 from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
+from oneflare.upload.coding import FINENESS
 from oneflare.upload.symmetric import (
     ROUNDING,
     SLACK,
@@ -105,11 +106,21 @@ class Plan:
         if COVARIANCE in parts:
             numbers = triangle_size(features.dim)
             check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
+        if dtype in FINENESS and size == 1:
+            raise ConfigError(
+                f"upload.statistics_dtype={dtype}: is for maps of images; features of a backbone are sent in float32, "
+                "int16 or int12"
+            )
         if dtype == "int12" and features.dim < FEWEST_IN_12_BITS:
             raise ConfigError(
                 f"upload.statistics_dtype=int12: sums of {features.dim} features are sent in float32 or int16"
             )
         return cls(feature_map, features.fingerprint(), features.dim, dtype, privacy, parts, components)
+
+    @property
+    def coded(self) -> bool:
+        """Whether sums of products are sent in code."""
+        return self.dtype in FINENESS and COVARIANCE in self.parts
 
     @property
     def bound(self) -> float | None:
@@ -181,6 +192,7 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
     Around the mean m, because the mean's outer product would swamp everything else when rounded.
     float32: S itself. int16: S_ij = s_i s_j q_ij / 32767 with s_i = sqrt(S_ii): a correlation loses at most 2^-16.
     int12: the same with 2047 steps, four numbers in 48 bits; a correlation loses at most 1/4094.
+    What is sent in code is packed in float32 first (`oneflare.upload.coding`).
     """
     scatter = statistics.gram - _mean_part(statistics.sums, statistics.counts)
     diagonal = scatter.diagonal()

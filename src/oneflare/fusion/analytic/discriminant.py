@@ -291,10 +291,12 @@ def inverse_temperature(logits: Tensor, labels: Tensor) -> float:
     return math.exp((low + high) / 2)
 
 
-def solve(statistics: Statistics, *, kind: str = "lda", ridge: float | None = None) -> LinearClassifier:
-    """The calibrated classifier of the summed statistics; its ridge strength is chosen unless it is given."""
+def solve(
+    statistics: Statistics, *, kind: str = "lda", ridge: float | None = None, least: float = 0.0
+) -> LinearClassifier:
+    """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given."""
     spectrum = correlations(statistics)
-    strength = spectrum.choose_ridge() if ridge is None else ridge
+    strength = max(least, spectrum.choose_ridge()) if ridge is None else ridge
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)
     predictions, labels = spectrum.simulate(strength)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from oneflare.errors import ConfigError, UploadError
-from oneflare.fusion.analytic.discriminant import solve
+from oneflare.fusion.analytic.discriminant import LinearClassifier, solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
 from oneflare.fusion.densities import member_densities
 from oneflare.fusion.density.ratio import believed_counts, rule_parts
@@ -18,6 +19,11 @@ from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
 from oneflare.models.members import Rule
 from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
+from oneflare.upload.coding import changed_statistics, coder_of, rounding_eigenvalue
+from oneflare.upload.statistics import Statistics
+
+ABOVE_ROUNDING = 1.25
+"""least ridge, in units of the largest eigenvalue that rounding adds; chosen on held-out training images"""
 
 SAME_FEATURES = 0.2
 """weight of the networks' opinion where a backbone's features are all that it rests on, as the statistics do; chosen on
@@ -54,10 +60,25 @@ class Analytic(Fusion):
             for upload in uploads:
                 if upload.client in doubtful:
                     total = total - upload.statistics()
-        found = solve(total, kind=self.solver, ridge=self.ridge)
+        found = self._classifier(total, uploads)
         model = AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, found.weight, found.bias)
         treatment: Treatment = "left out" if self.leave_out else "kept"
         return model, tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
+
+    def _classifier(self, total: Statistics, uploads: UploadSet) -> LinearClassifier:
+        """Of sums that were rounded after a change of features z = A phi, solved for z: phi.(A^T W) = z.W.
+
+        There the rounding is the same in all directions. The ridge exceeds the largest eigenvalue that
+        rounding adds, which the closed-form criterion cannot tell from what the images say.
+        """
+        if not uploads.plan.coded:
+            return solve(total, kind=self.solver, ridge=self.ridge)
+        image = uploads.contract.image
+        coder = coder_of(uploads.plan.feature_map, image.channels, image.size)
+        noise = rounding_eigenvalue([upload.step() for upload in uploads], uploads.plan.dim) / max(total.samples, 1.0)
+        changed = changed_statistics(total, coder)
+        found = solve(changed, kind=self.solver, ridge=self.ridge, least=ABOVE_ROUNDING * noise)
+        return replace(found, weight=coder.weights(found.weight))
 
 
 @FUSIONS.register("flare_analytic")

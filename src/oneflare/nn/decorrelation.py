@@ -1,0 +1,77 @@
+"""A linear change of features after which those of most images hardly correlate, known without anybody's images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oneflare.nn.feature_maps import FeatureMap
+from oneflare.nn.synthetic_pictures import dead_leaves
+
+PICTURES = 1536
+"""synthetic pictures whose features are looked at"""
+BLOCK = 512
+"""features that are decorrelated together; what correlates across blocks stays"""
+AT_A_TIME = 256
+
+
+@dataclass(frozen=True)
+class Decorrelation:
+    """z = A phi with a block-diagonal A, which is (K + r)^-1/2 diag(1/s) in each block.
+
+    s and K are the deviations and correlations of the features of synthetic pictures. What is spread evenly over z is
+    spread in phi like the features themselves with a ridge r: evenly where it matters to a ridge regression.
+    """
+
+    forward: tuple[Tensor, ...]
+    """the blocks `(B, B)` of A, float32"""
+    backward: tuple[Tensor, ...]
+    """their inverses"""
+
+    @classmethod
+    def of(cls, features: FeatureMap, channels: int, size: int, ridge: float) -> Decorrelation:
+        """From the pictures that this size has; the same for all members up to the rounding of their processors."""
+        pictures = dead_leaves(PICTURES, channels, size)
+        phi = torch.cat([features(part) for part in pictures.split(AT_A_TIME)]).double()
+        pairs = [_roots(part, ridge) for part in phi.split(BLOCK, 1)]
+        return cls(tuple(there for there, _ in pairs), tuple(back for _, back in pairs))
+
+    def changed(self, phi: Tensor) -> Tensor:
+        """z `(n, D)` of features `(n, D)`, in their precision"""
+        parts = zip(self.forward, phi.split([len(block) for block in self.forward], 1), strict=True)
+        return torch.cat([part @ block.to(phi).T for block, part in parts], 1)
+
+    def weights(self, of_z: Tensor) -> Tensor:
+        """A^T W `(D, C)`: the weights of phi that give the scores of weights W of z"""
+        parts = zip(self.forward, of_z.split([len(block) for block in self.forward]), strict=True)
+        return torch.cat([block.to(of_z).T @ part for block, part in parts])
+
+    def decorrelate(self, products: Tensor) -> Tensor:
+        """A S A^T `(D, D)` float32 of sums of products S of phi"""
+        return _congruent(self.forward, products)
+
+    def restore(self, products: Tensor) -> Tensor:
+        """S of `decorrelate`, float32"""
+        return _congruent(self.backward, products)
+
+
+def _roots(phi: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """(K + r)^-1/2 diag(1/s) and its inverse, of features `(n, B)`"""
+    deviation = phi.std(0)
+    deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, torch.ones(()))
+    unit = (phi - phi.mean(0)) / deviation
+    values, vectors = torch.linalg.eigh(unit.T @ unit / len(unit))
+    root = (values.clamp(min=0) + ridge).sqrt()
+    there = (vectors / root) @ vectors.T / deviation
+    back = deviation[:, None] * ((vectors * root) @ vectors.T)
+    return there.float(), back.float()
+
+
+def _congruent(blocks: tuple[Tensor, ...], products: Tensor) -> Tensor:
+    """A S A^T, block by block"""
+    sizes = [len(block) for block in blocks]
+    rows = torch.cat([block @ part for block, part in zip(blocks, products.float().split(sizes), strict=True)])
+    columns = [part @ block.T for block, part in zip(blocks, rows.split(sizes, 1), strict=True)]
+    return torch.cat(columns, 1)

@@ -1,0 +1,157 @@
+"""Sums of products in a few bits each: decorrelated, rounded to a step of the size of chance, and Rice coded.
+
+The scatter S of a client's n images is sent as whole numbers Q with u Q = A S A^T to rounding, where A is a change of
+features that all members know (`oneflare.nn.decorrelation`). After it most images have features that hardly correlate,
+so that the numbers are small. A product of two such features is known to about sqrt(n) in any case, because the
+images are a sample; the step u is the power of two nearest to `FINENESS` of that.
+
+Rounding moves a number by at most u/2, so A S A^T by at most D u/2 in the spectral norm; since the errors of so many
+numbers are unrelated, it is about u sqrt(D/3) and `_slack` allows for twice that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from oneflare.nn import build_feature_map
+from oneflare.nn.decorrelation import Decorrelation
+from oneflare.upload.rice import decode_triangle, encode_triangle, row_bits
+from oneflare.upload.symmetric import SLACK, positive, symmetric, triangle, triangle_size, unpack_symmetric
+
+if TYPE_CHECKING:
+    from oneflare.upload.statistics import FeatureLimits, Statistics
+
+SCATTER, SUMS, COUNTS = "scatter", "sums", "counts"
+FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
+"""of sqrt(n): the step in which decorrelated products are counted"""
+BITS = {"coarse": 6.0, "fine": 11.0}
+"""of a product, for which a map is planned where a limit is given; the step grows where that is not enough"""
+SAMPLED = 16
+RIDGE = 0.03
+"""of the decorrelation"""
+STEPS = range(-40, 61)
+"""logarithms to the base 2 that a step may have"""
+
+
+def coder_of(feature_map: Mapping[str, Any], channels: int, size: int) -> Decorrelation:
+    """The change of features under which sums of the features of this map are sent."""
+    return _coder(json.dumps(feature_map, sort_keys=True), channels, size)
+
+
+@lru_cache(maxsize=2)
+def _coder(spec: str, channels: int, size: int) -> Decorrelation:
+    return Decorrelation.of(build_feature_map(json.loads(spec), channels, size), channels, size, RIDGE)
+
+
+def coded(packed: Mapping[str, Tensor], coder: Decorrelation, dtype: str, room: int | None = None) -> dict[str, Tensor]:
+    """Packed statistics in float32, with their scatter in code.
+
+    room: bytes that the code may have; the step is then the finest that fits, from that of `fine` on
+    """
+    products = coder.decorrelate(unpack_symmetric(packed[SCATTER], torch.float32))
+    chance = math.sqrt(max(float(packed[COUNTS].sum()), 1.0))
+    step = round(math.log2(FINENESS[dtype if room is None else "fine"] * chance))
+    while room is not None and step < STEPS[-1] and estimated_bytes(products, 2.0**step) > room:
+        step += 1
+    while True:
+        words = torch.cat([torch.tensor([step]), encode_triangle((products / 2.0**step).round_())])
+        if room is None or 8 * len(words) <= room or step == STEPS[-1]:
+            return {**packed, SCATTER: words}
+        step += 1
+
+
+def estimated_bytes(products: Tensor, step: float) -> float:
+    """About how long the code is, from one row in `SAMPLED`."""
+    rows = products[SAMPLED // 2 :: SAMPLED]
+    kept = (torch.arange(SAMPLED // 2, len(products), SAMPLED)[:, None] <= torch.arange(len(products))).sum()
+    if int(kept) == 0:
+        return 0.0
+    bits = sum(row_bits((row[place * SAMPLED + SAMPLED // 2 :] / step).round()) for place, row in enumerate(rows))
+    return bits / 8 / int(kept) * triangle_size(len(products))
+
+
+def plain(packed: Mapping[str, Tensor], coder: Decorrelation) -> dict[str, Tensor]:
+    """Packed statistics in float32 of those in code."""
+    products, _ = decoded(packed)
+    restored = coder.restore(products)
+    return {**packed, SCATTER: restored.masked_select(triangle(len(restored)))}
+
+
+def decoded(packed: Mapping[str, Tensor]) -> tuple[Tensor, float]:
+    """u Q `(D, D)` and u; a ValueError where the words are no code"""
+    step = decoded_step(packed)
+    return symmetric(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1])).mul_(step), step
+
+
+def decoded_step(packed: Mapping[str, Tensor]) -> float:
+    """u"""
+    words = packed[SCATTER]
+    if len(words) == 0 or int(words[0]) not in STEPS:
+        raise ValueError("it begins with no step")
+    return 2.0 ** int(words[0])
+
+
+def rounding_eigenvalue(steps: Sequence[float], dim: int) -> float:
+    """About the largest eigenvalue of what rounding to these steps adds to the sum of so many clients' products.
+
+    An entry is off by a variance of u^2/12 for each client. A symmetric matrix of unrelated entries of variance s^2
+    has eigenvalues up to 2 s sqrt(D) (Wigner 1955).
+    """
+    return 2 * math.sqrt(dim * sum(step**2 for step in steps) / 12)
+
+
+def changed_statistics(total: Statistics, coder: Decorrelation) -> Statistics:
+    """The sums of z = A phi; the part of the mean is changed apart from the scatter, which is far smaller."""
+    n = max(total.samples, 1.0)
+    sums = total.sums.sum(0)
+    changed = coder.changed(total.sums)
+    mean = changed.sum(0)
+    scatter = coder.decorrelate(total.gram - torch.outer(sums, sums / n)).double()
+    return replace(total, gram=scatter.addr_(mean, mean / n), sums=changed)
+
+
+def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: Decorrelation) -> str | None:
+    """What no images could give, in coded sums whose class sums are possible; None if nothing is."""
+    try:
+        products, step = decoded(packed)
+    except ValueError as error:
+        return f"scatter is not in the code of sums: {error}"
+    counts, sums = packed[COUNTS].double(), packed[SUMS].double()
+    n, present = float(counts.sum()), counts > 0
+    mean = sums.sum(0) / n
+    variances, moved = _variances(products, step, coder)
+    most = n * ((limits.high - mean).clamp(min=0) * (mean - limits.low).clamp(min=0))  # Bhatia and Davis 2000
+    excess = variances > (1 + SLACK) * most + moved + SLACK * n * (limits.high - limits.low).square()
+    if bool(excess.any()):
+        worst = int((variances / n).where(excess, torch.zeros(())).argmax())
+        return f"scatter has a variance of {float(variances[worst]) / n:.3g}, more than its feature can have"
+    offsets = coder.changed((sums[present] / counts[present, None] - mean).float())
+    within = products.float().sub_(offsets.T @ (counts[present, None].float() * offsets))
+    if not positive(within, _slack(products.diagonal(), step)):
+        return "scatter and sums contradict each other: no images have these class means and these covariances"
+    return None
+
+
+def _variances(products: Tensor, step: float, coder: Decorrelation) -> tuple[Tensor, Tensor]:
+    """S_ii, and how far rounding by half a step can have moved it, both `(D,)`"""
+    found, moved, start = [], [], 0
+    for back in coder.backward:
+        end = start + len(back)
+        wide = back.double()
+        found.append(((wide @ products[start:end, start:end]) * wide).sum(1))
+        moved.append(0.5 * step * wide.abs().sum(1).square())
+        start = end
+    return torch.cat(found), torch.cat(moved)
+
+
+def _slack(diagonal: Tensor, step: float) -> float:
+    """By how much the least eigenvalue may lie below 0 through rounding, here and in single precision."""
+    return step * (1 + math.sqrt(4 * len(diagonal) / 3)) + SLACK * max(float(diagonal.max()), 0.0)
