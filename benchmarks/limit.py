@@ -22,7 +22,7 @@ import torch
 
 from oneflare.client.statistics import measure as measure_sums
 from oneflare.core.files import write_json
-from oneflare.fusion.analytic.discriminant import solve
+from oneflare.fusion.analytic.solver import solve
 from oneflare.nn import build_feature_map
 from oneflare.simulation.results import RunResult
 from oneflare.study.bench.steps import machine

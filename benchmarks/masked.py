@@ -35,7 +35,7 @@ from oneflare.federation.masked.rounds import RoundFiles, close_round
 from oneflare.federation.masked.secret import MaskSecrets
 from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.federation.member import Envelope, train_member
-from oneflare.federation.vouching import PRIVATE, make_key
+from oneflare.federation.model_signing import PRIVATE, make_key
 from oneflare.nn.hardware import one_thread
 from oneflare.upload import read_tensors, read_upload
 from oneflare.upload.checking import read_manifest

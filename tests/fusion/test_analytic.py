@@ -17,7 +17,7 @@ from oneflare.core.config import DataConfig
 from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.analytic.discriminant import NEVER, PROBES, RIDGES, Factored, Spectrum, solve
+from oneflare.fusion.analytic.solver import NEVER, PROBES, RIDGES, Factored, Spectrum, solve
 from oneflare.methods.resolve import resolve
 from oneflare.metrics.classification import expected_calibration_error
 from oneflare.models.rules.redistribution import Redistribution

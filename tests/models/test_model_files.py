@@ -20,8 +20,8 @@ from oneflare.data.local import read_local
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.coordinator import fuse_federation
+from oneflare.federation.model_signing import PRIVATE, make_key
 from oneflare.federation.page import write_card
-from oneflare.federation.vouching import PRIVATE, make_key
 from oneflare.fusion import load_model
 from oneflare.fusion.single_upload import model_of_upload
 from oneflare.models.sealing import seal

@@ -16,9 +16,9 @@ from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.federation.keys import admit_member, revoke_member, rotate_member
 from oneflare.federation.log import FederationLog
 from oneflare.federation.member import encrypted_for, signer
+from oneflare.federation.model_signing import make_key
 from oneflare.federation.opening import make_box
 from oneflare.federation.recording import check_log
-from oneflare.federation.vouching import make_key
 from oneflare.upload.encryption import MAGIC, PIECE, TAG, decrypt, encrypt, generate_box, read_box
 from oneflare.upload.signing import generate
 from oneflare.upload.succession import succeed

@@ -14,7 +14,7 @@ from oneflare.client.statistics import measure
 from oneflare.core.config import DataConfig
 from oneflare.data import load
 from oneflare.errors import ConfigError
-from oneflare.fusion.analytic.discriminant import solve
+from oneflare.fusion.analytic.solver import solve
 from oneflare.nn import build_feature_map
 from oneflare.upload.coding import (
     BITS,

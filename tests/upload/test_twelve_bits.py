@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oneflare.errors import ConfigError
-from oneflare.fusion.analytic.discriminant import Spectrum
+from oneflare.fusion.analytic.solver import Spectrum
 from oneflare.upload.contract import statistics_bytes, statistics_layout
 from oneflare.upload.statistics import (
     FEWEST_IN_12_BITS,

@@ -133,7 +133,7 @@ def _signer(file: Path, federation: Path | None, name: str | None, sign: Path | 
     """Checked before anything is measured: which charter, which member, which key."""
     from oneflare.errors import ConfigError
     from oneflare.federation.charter import FILE, read_charter
-    from oneflare.federation.vouching import federation_of
+    from oneflare.federation.model_signing import federation_of
     from oneflare.upload.signing import check_name, read_key
 
     if out is None:

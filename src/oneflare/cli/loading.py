@@ -44,7 +44,7 @@ def load(path: Path, fusion: str | None, key: str | None, device: str = "cpu") -
 def _verified(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
     from oneflare.cli import show
     from oneflare.errors import ConfigError
-    from oneflare.federation.vouching import known_key
+    from oneflare.federation.model_signing import known_key
     from oneflare.fusion import load_model
     from oneflare.fusion.single_upload import is_upload, model_of_upload
 
@@ -66,7 +66,7 @@ def _verified(path: Path, fusion: str | None, key: str | None) -> GlobalModel:
 
 def card_of(path: Path, fusion: str | None, key: str | None) -> CardText | None:
     """Use and limits from the card beside a model, which must be signed as the model must; None without a card."""
-    from oneflare.federation.vouching import known_key
+    from oneflare.federation.model_signing import known_key
     from oneflare.models.cards import card_beside, read_card
 
     file = found_file(path, fusion)

@@ -106,8 +106,8 @@ def roster(
     from oneflare.federation.charter import FILE, read_charter, short
     from oneflare.federation.masked.enrolment import checked_roster, collect, next_roster
     from oneflare.federation.masked.rounds import RoundFiles
+    from oneflare.federation.model_signing import PRIVATE, coordinator_key
     from oneflare.federation.recording import roster_event, write_down
-    from oneflare.federation.vouching import PRIVATE, coordinator_key
 
     read_charter(folder)  # refuses a folder that is no federation's before anything is written there
     with exclusive(folder, wait_seconds=WAIT_SECONDS):

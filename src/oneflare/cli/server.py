@@ -185,9 +185,9 @@ def _founded(folder: Path, charter: Charter, *, encrypt: bool) -> Charter:
     """The charter with the coordinator's new keys, as it was written into the folder."""
     from oneflare.core.files import exclusive
     from oneflare.federation.charter import FILE, revised
+    from oneflare.federation.model_signing import make_key
     from oneflare.federation.opening import make_box
     from oneflare.federation.recording import write_down
-    from oneflare.federation.vouching import make_key
 
     with exclusive(folder, wait_seconds=WAIT_SECONDS):
         _refuse_existing(folder)
@@ -204,9 +204,9 @@ def _what_to_send(folder: Path, charter: Charter, *, json: bool) -> None:
     from oneflare.cli.show_federation import masked_next_steps
     from oneflare.federation.charter import FILE, short
     from oneflare.federation.member import upload_size
+    from oneflare.federation.model_signing import PRIVATE
     from oneflare.federation.opening import PRIVATE as BOX
     from oneflare.federation.page import size_text
-    from oneflare.federation.vouching import PRIVATE
     from oneflare.upload.encryption import SUFFIX as ENCRYPTED
 
     path, upload_bytes = folder / FILE, upload_size(charter)

@@ -23,6 +23,7 @@ from oneflare.federation.intake import Examination, Intake, take_in
 from oneflare.federation.log import Event
 from oneflare.federation.masked.opening import Total, open_total
 from oneflare.federation.masked.rounds import RoundFiles, closed_history
+from oneflare.federation.model_signing import coordinator_key, sign_fusion
 from oneflare.federation.opening import Opener, decrypted
 from oneflare.federation.recording import decision_events, fusion_event, intake_events, release_event, write_down
 from oneflare.federation.result import (
@@ -34,7 +35,6 @@ from oneflare.federation.result import (
     change_since,
 )
 from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, keep_version, prepared, upload_files
-from oneflare.federation.vouching import coordinator_key, sign_fusion
 from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.metrics import fuse_timed, score_all

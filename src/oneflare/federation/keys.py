@@ -10,9 +10,9 @@ from oneflare.federation.charter import FILE, Charter, KeyChange, Revocation, re
 from oneflare.federation.coordinator import read_fused
 from oneflare.federation.log import Event
 from oneflare.federation.member import now
+from oneflare.federation.model_signing import PRIVATE, PUBLIC, coordinator_key, sign_card, sign_fusion
 from oneflare.federation.recording import write_down
 from oneflare.federation.versions import FederationFiles
-from oneflare.federation.vouching import PRIVATE, PUBLIC, coordinator_key, sign_card, sign_fusion
 from oneflare.upload import read_manifest
 from oneflare.upload.signing import SigningKey, generate, read_key
 from oneflare.upload.succession import Succession, succeed

@@ -11,12 +11,12 @@ from oneflare.core.plain import markdown
 from oneflare.federation.card import head, lineage_section, scores_section
 from oneflare.federation.charter import FILE, Charter, read_charter, short
 from oneflare.federation.coordinator import FusedFederation, read_fused
+from oneflare.federation.model_signing import known_key, sign_card
 from oneflare.federation.recording import check_log
 from oneflare.federation.result import Change, FederationResult
 from oneflare.federation.story import decision_of, federation_story
 from oneflare.federation.verdict import RULE
 from oneflare.federation.versions import FederationFiles
-from oneflare.federation.vouching import known_key, sign_card
 from oneflare.models.decisions import Decision, decision_path
 from oneflare.models.sealing import check_seal
 from oneflare.report.rendering import render_page

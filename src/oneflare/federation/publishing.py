@@ -10,10 +10,10 @@ from oneflare.errors import RunError
 from oneflare.federation.charter import read_charter
 from oneflare.federation.coordinator import FusedFederation, read_fused, release
 from oneflare.federation.history import History
+from oneflare.federation.model_signing import coordinator_key
 from oneflare.federation.page import write_card, write_federation_page
 from oneflare.federation.recording import rollback_event, write_down
 from oneflare.federation.versions import FederationFiles, keep_version, put_back
-from oneflare.federation.vouching import coordinator_key
 
 WAIT_SECONDS = 60.0
 

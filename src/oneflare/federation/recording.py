@@ -13,10 +13,10 @@ from oneflare.federation.admission import AdmissionResult
 from oneflare.federation.charter import Charter
 from oneflare.federation.intake import Intake
 from oneflare.federation.log import Event, FederationLog, Position, Verified
+from oneflare.federation.model_signing import coordinator_key
 from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import MemberScores
 from oneflare.federation.versions import FederationFiles
-from oneflare.federation.vouching import coordinator_key
 from oneflare.upload.masking.roster import Roster
 
 

@@ -21,11 +21,11 @@ from oneflare.federation.coordinator import FusedFederation, read_fused, release
 from oneflare.federation.history import History
 from oneflare.federation.identity import Signature, check_signature, dated, now
 from oneflare.federation.log import Event
+from oneflare.federation.model_signing import coordinator_key
 from oneflare.federation.recording import score_events, write_down
 from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import MESSAGE, SMALLEST_GROUP, MemberScores, read_scores
 from oneflare.federation.versions import FederationFiles
-from oneflare.federation.vouching import coordinator_key
 from oneflare.metrics.deciding import with_rule
 from oneflare.metrics.figures import AgainstAlone, ModelFigures, compared, figures_of
 from oneflare.metrics.thresholds import kept_shares

@@ -12,11 +12,11 @@ from oneflare.federation.charter import read_charter
 from oneflare.federation.coordinator import FusedFederation, read_fused
 from oneflare.federation.identity import now
 from oneflare.federation.log import Event
+from oneflare.federation.model_signing import coordinator_key, known_key, sign_thresholds
 from oneflare.federation.recording import write_down
 from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import PooledScores
 from oneflare.federation.versions import FederationFiles
-from oneflare.federation.vouching import coordinator_key, known_key, sign_thresholds
 from oneflare.metrics.figures import ThresholdRates
 from oneflare.metrics.thresholds import Rate, least_familiarity, threshold_for
 from oneflare.models import GlobalModel, load_model

@@ -20,7 +20,7 @@ from oneflare.federation.masked.opening import open_total
 from oneflare.federation.masked.rounds import Request, RoundFiles
 from oneflare.federation.recording import check_log
 from oneflare.fusion import load_model
-from oneflare.fusion.analytic.discriminant import solve
+from oneflare.fusion.analytic.solver import solve
 from oneflare.upload import read_tensors, read_upload
 from oneflare.upload.checking import read_manifest
 from oneflare.upload.masking.fixed_point import from_vector

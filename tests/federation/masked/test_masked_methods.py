@@ -18,8 +18,8 @@ from oneflare.federation.masked.rounds import RoundFiles, close_round
 from oneflare.federation.masked.secret import MaskSecrets
 from oneflare.federation.masked.uploading import Masking
 from oneflare.federation.member import Envelope, make_upload_in, upload_size
+from oneflare.federation.model_signing import PRIVATE, make_key
 from oneflare.federation.page import card
-from oneflare.federation.vouching import PRIVATE, make_key
 from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.single_upload import model_of_upload
 from oneflare.upload import read_tensors, read_upload

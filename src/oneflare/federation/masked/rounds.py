@@ -24,10 +24,10 @@ from oneflare.federation.identity import now
 from oneflare.federation.intake import Intake, UploadHistory, take_in
 from oneflare.federation.masked.enrolment import checked_roster
 from oneflare.federation.masked.files import read_message, write_message
+from oneflare.federation.model_signing import PRIVATE, coordinator_key
 from oneflare.federation.opening import decrypted
 from oneflare.federation.recording import closed_event, write_down
 from oneflare.federation.versions import UPLOADS, FederationFiles, upload_files
-from oneflare.federation.vouching import PRIVATE, coordinator_key
 from oneflare.upload import Upload
 from oneflare.upload.masking.message import MaskedNote
 from oneflare.upload.masking.roster import Roster

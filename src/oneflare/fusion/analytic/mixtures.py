@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
 from oneflare.errors import UploadError
-from oneflare.fusion.analytic.family import FamilyFusion, check_range, linear_model, softmax_head
+from oneflare.fusion.analytic.published import FamilyFusion, check_range, linear_model, softmax_head
 from oneflare.fusion.base import FUSIONS, UploadSet
 from oneflare.models.analytic import AnalyticModel
 from oneflare.upload.mixtures import Mixtures

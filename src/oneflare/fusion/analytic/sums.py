@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from oneflare.errors import ConfigError, UploadError
-from oneflare.fusion.analytic.discriminant import LinearClassifier, solve
+from oneflare.fusion.analytic.solver import LinearClassifier, solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
 from oneflare.fusion.densities import member_densities
 from oneflare.fusion.density.ratio import believed_counts, rule_parts

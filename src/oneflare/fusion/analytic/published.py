@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.errors import ConfigError, UploadError
-from oneflare.fusion.analytic.discriminant import CAUTION, NEVER, inverse_temperature, simulated_scores
+from oneflare.fusion.analytic.solver import CAUTION, NEVER, inverse_temperature, simulated_scores
 from oneflare.fusion.base import Fused, Fusion, Suspect, UploadSet
 from oneflare.fusion.trust.sums import doubtful_sums
 from oneflare.fusion.workspace import QUIET, Workspace
@@ -96,7 +96,7 @@ def calibrated(weight: Tensor, bias: Tensor, statistics: Statistics) -> tuple[Te
     """beta W, beta bias: the same predictions, with probabilities that fit pseudo images.
 
     The scores of pseudo images have the class means and the covariance within classes that the statistics say; the
-    images themselves made the weights, so beta is reduced as `oneflare.fusion.analytic.discriminant` does.
+    images themselves made the weights, so beta is reduced as `oneflare.fusion.analytic.solver` does.
     """
     present = present_classes(statistics.counts)
     counts = statistics.counts[present]

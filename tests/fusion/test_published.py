@@ -15,17 +15,17 @@ from oneflare.core.config import DataConfig
 from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.analytic.discriminant import Spectrum
-from oneflare.fusion.analytic.family import calibrated, oas_shrinkage, softmax_head, solve_symmetric
 from oneflare.fusion.analytic.gaussian import FisherMix, fisher_space, precision_factor, shrunk, whitened_space
-from oneflare.fusion.analytic.linear import (
+from oneflare.fusion.analytic.mixtures import sample
+from oneflare.fusion.analytic.published import calibrated, oas_shrinkage, softmax_head, solve_symmetric
+from oneflare.fusion.analytic.published_linear import (
     gaussian_rule,
     least_squares,
     pooled_covariance,
     ridge_with_intercept,
     total_covariance,
 )
-from oneflare.fusion.analytic.mixtures import sample
+from oneflare.fusion.analytic.solver import Spectrum
 from oneflare.methods.resolve import resolve
 from oneflare.models import QuadraticModel
 from oneflare.nn import build_feature_map

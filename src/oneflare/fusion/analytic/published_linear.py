@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oneflare.fusion.analytic.family import (
+from oneflare.fusion.analytic.published import (
     FamilyFusion,
     calibrated,
     check_range,
