@@ -240,7 +240,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     [
         ("oneflare run method=fl", {"method=flare", "method=flare_analytic", "method=floor"}),
         ("oneflare run method = fl", {"flare", "flare_analytic", "floor"}),
-        ("oneflare run data =", {"digits", "cifar10", "cifar100", "svhn", "tiny-imagenet", "folder"}),
+        ("oneflare run data =", {"digits", "digit_sources", "cifar10", "cifar100", "svhn", "tiny-imagenet", "folder"}),
         ("oneflare compare etf", {"etf_annealed"}),
         ("oneflare explain etf", {"etf", "etf_annealed"}),
         ("oneflare fuse runs/demo --fusion iffi", {"iffi", "iffi_released"}),

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from oneflare.errors import ConfigError
 from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
-from oneflare.nn.feature_maps import Bounded, Patches, RandomConv, soft_cells, windowed_cells
+from oneflare.nn.feature_maps import Bounded, Patches, RandomConv, grid_means, soft_cells, windowed_cells
 from oneflare.nn.synthetic_filters import synthetic_filters
 
 
@@ -123,3 +123,9 @@ def test_cells_of_a_window_add_up_to_one_inside_it():
     assert torch.allclose(cells.sum((1, 2)), torch.ones(20))
     assert float(cells[5:10, :, 0].abs().max()) == 0
     assert torch.equal(cells[15:20, 1:, 1:], soft_cells(5))
+
+
+@pytest.mark.parametrize(("side", "grid"), [(6, 4), (7, 3), (8, 4), (5, 5), (13, 4)])
+def test_means_over_a_grid_are_those_of_torch(side, grid):
+    x = torch.rand(3, 2, side, side, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(grid_means(x, side, grid), F.adaptive_avg_pool2d(x, grid))

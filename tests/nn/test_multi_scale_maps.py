@@ -128,3 +128,12 @@ def test_filters_are_as_many_as_fit():
 def test_the_largest_that_fits_is_found():
     for limit in range(3, 12):
         assert largest(lambda number, limit=limit: number <= limit, 4, 9) == (min(limit, 9) if limit >= 4 else None)
+
+
+def test_its_models_have_an_onnx_form(tmp_path):
+    import oneflare
+    from oneflare.models.onnx import export_onnx
+
+    settings = {"data": {"name": "digits", "train_size": 200, "test_size": 40}, "method": "analytic", "clients": 2}
+    result = oneflare.run(**settings, analytic={"name": "multi_scale", "filters": 10}, out=tmp_path / "run")
+    assert export_onnx(result.model(), tmp_path / "model.onnx").difference < 1e-4

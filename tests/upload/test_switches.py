@@ -114,7 +114,7 @@ def test_what_a_switch_hides_is_nowhere_in_the_file(switch, tmp_path):
 
 BOTH = TINY | {"method": "flare_analytic", "analytic": {"name": "random_conv", "filters": 3}}
 READ_FIRST = {
-    "statistics": ["This file identifies the images behind it", "found 100 % of the images", "statistics_epsilon"],
+    "statistics": ["This file identifies the images behind it", "found 100 % of the images", "--privacy private"],
     "both": ["This file identifies the images behind it", "a network that was trained on your images"],
     "private": ["differentially private", "epsilon 1, delta 1e-05", "holds for one upload"],
     "noised": ["without any formal promise of privacy", "The class counts carry noise"],

@@ -300,14 +300,18 @@ class RandomConv:
     def _colours(self, x: Tensor) -> Tensor:
         """Means and deviations of each channel in each square of the grid, averaged over the windows."""
         x = x / 255.0
+        if len(self.windows) == 1:
+            return self._grid(x, None)
         step = self.pool * self.reduce
-        side = x.shape[-1] - step * max(top for top, _ in self.windows)
-        parts = [self._grid(x[..., step * t : step * t + side, step * u : step * u + side]) for t, u in self.windows]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+        side = self.size - step * max(top for top, _ in self.windows)
+        parts = [
+            self._grid(x[..., step * t : step * t + side, step * u : step * u + side], side) for t, u in self.windows
+        ]
+        return torch.stack(parts).mean(0)
 
-    def _grid(self, x: Tensor) -> Tensor:
-        mean = F.adaptive_avg_pool2d(x, self.colour_grid)
-        deviation = (F.adaptive_avg_pool2d(x * x, self.colour_grid) - mean * mean).clamp_min(0).sqrt()
+    def _grid(self, x: Tensor, side: int | None) -> Tensor:
+        mean = grid_means(x, side, self.colour_grid)
+        deviation = (grid_means(x * x, side, self.colour_grid) - mean * mean).clamp_min(0).sqrt()
         maps = torch.cat([mean, deviation], 1)
         if self.mirror:
             maps = (0.5 * (maps + maps.flip(-1)))[..., : (self.colour_grid + 1) // 2]
@@ -341,6 +345,20 @@ def default_reduction(size: int) -> int:
 def _block(length: int, cells: int = 7) -> int:
     """Largest divisor of length not above ceil(length / cells): the first pooling step."""
     return max(block for block in range(1, math.ceil(length / cells) + 1) if length % block == 0)
+
+
+def grid_means(x: Tensor, side: int | None, grid: int) -> Tensor:
+    """Means over the squares of a grid, as `adaptive_avg_pool2d` has them.
+
+    Where the side is given and squares overlap, they are a product of matrices, which ONNX knows.
+    """
+    if side is None or side % grid == 0:
+        return F.adaptive_avg_pool2d(x, grid)
+    rows = torch.zeros(grid, side)
+    for row in range(grid):
+        rows[row, row * side // grid : -(-(row + 1) * side // grid)] = 1.0
+    rows /= rows.sum(1, keepdim=True)
+    return rows @ x @ rows.T
 
 
 def _windows(side: int) -> list[tuple[int, int]]:

@@ -47,7 +47,7 @@ def _partition(experiment: Experiment, dataset: Dataset) -> Partition:
     labels, classes, split = dataset.train.labels.numpy(), len(dataset.classes), experiment.partition
     if dataset.owners is None:
         return split_clients(labels, classes, split, experiment.seed)
-    if (split.kind, split.clients) != ("given", len(dataset.owners)):
+    if split.clients != len(dataset.owners):
         raise ConfigError(
             f"the images of data={dataset.name} come with their owners; set partition.kind=given "
             f"clients={len(dataset.owners)}"

@@ -59,6 +59,8 @@ def positive(matrix: Tensor, slack: float) -> bool:
     Its own rounding moves an entry by at most (D + 1) e times the largest one on the diagonal (Demmel 1989), with
     e = 2^-24 in single precision. Where the slack is four times that, single precision is taken: half the time.
     """
+    if not len(matrix):
+        return True
     rounding = (len(matrix) + 1) * 2.0**-24 * float(matrix.diagonal().abs().max())
     shifted = matrix.to(torch.float32 if slack >= 4 * rounding else matrix.dtype, copy=True)
     shifted.diagonal().add_(slack)
