@@ -295,7 +295,7 @@ class RandomConv:
         """The square root of every cell's average, averaged over the windows: -> `(n, 10 filters)`"""
         roots = _pool(maps, cells).sqrt_()
         number = len(self.windows)
-        return roots if number == 1 else roots.view(len(roots), -1, number, 5).mean(2).flatten(1)
+        return roots if number == 1 else roots.unflatten(1, (-1, number, 5)).mean(2).flatten(1)
 
     def _colours(self, x: Tensor) -> Tensor:
         """Means and deviations of each channel in each square of the grid, averaged over the windows."""
