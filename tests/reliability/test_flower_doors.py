@@ -16,6 +16,7 @@ import pytest
 from record import record_door
 
 from flower_parts import MEMBERS, make_federation
+from oneflare.client.observer import Observer
 from oneflare.core.files import read_json, write_text
 from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.federation.flower.certificates import Certificates, make_certificates
@@ -214,7 +215,7 @@ def foreign_app_is_refused(folder: Path, deployment: Deployment, foreign: Path) 
 
 def nobody_sends_as_another(folder: Path, deployment: Deployment, app: Path) -> None:
     """North's node says it is south; south had sent by file. The round fuses east and south's own file."""
-    status = deployment.run(app, {"connect-seconds": 15, "reply-seconds": 300}, 600, print)
+    status = deployment.run(app, {"connect-seconds": 15, "reply-seconds": 300}, 600, Observer())
     report = read_json(folder / "federation" / "flower.json")
     assert status == "finished:completed", report
     assert report["in"] == ["east", "south"]
