@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import oneflare
 from oneflare.data.wrong_labels import wrong
+from oneflare.errors import ConfigError
+from oneflare.methods.resolve import resolve
 
 
 @given(st.integers(2, 12), st.integers(0, 60), st.floats(0.01, 1.0), st.integers(0, 1000))
@@ -39,3 +41,15 @@ def test_only_the_noisy_clients_change(tmp_path):
     assert (tables[0][1:] == tables[1][1:]).all()
     assert (tables[1] == tables[2]).all(), "one client is noisy by default"
     assert tables[0].sum() == tables[1].sum() == 200
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"noisy_clients": 2}, "noisy_clients does nothing alone; set label_noise"),
+        ({"noisy_clients": 6, "label_noise": 0.1}, "noisy_clients=6 is more than the 5 clients"),
+    ],
+)
+def test_noise_that_would_do_nothing_is_refused(split, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve({"partition": split})

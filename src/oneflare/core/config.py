@@ -105,6 +105,14 @@ class PartitionConfig(Section):
     )
     noisy_clients: int | None = Field(None, ge=1, description="how many clients have wrong labels; default: 1")
 
+    @model_validator(mode="after")
+    def _noise_has_clients(self) -> PartitionConfig:
+        if self.noisy_clients is not None and self.label_noise is None:
+            raise ValueError("noisy_clients does nothing alone; set label_noise, the share of wrong labels, too")
+        if (self.noisy_clients or 0) > self.clients:
+            raise ValueError(f"noisy_clients={self.noisy_clients} is more than the {self.clients} clients")
+        return self
+
 
 class AugmentConfig(Section):
     """Two independent random views per image."""
