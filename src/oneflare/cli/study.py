@@ -41,13 +41,25 @@ Seeds = Annotated[
         "--seeds",
         "-n",
         min=1,
-        help="Run this many seeds, from 0 to n-1; default: 3. At the scale decisive: at most this many (default: 20), "
+        help="Run this many seeds; default: 3. At the scale decisive: at most this many (default: 20), "
         "beginning with 5 and adding seeds while a claim is undecided.",
     ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="Also run the additional data sets and alphas of each study.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Keep the runs in the folder cells/ of this folder.")]
 Results = Annotated[Path, typer.Option("--out", "-o", help="Write the results into this folder.")]
+Archive = Annotated[
+    Path | None,
+    typer.Option(
+        "--figures",
+        help="Keep the figures of every finished cell in this folder, one small file each, and do not run cells again "
+        "whose figures are there. The studies' own are in results/cells.",
+    ),
+]
+FirstSeed = Annotated[
+    int,
+    typer.Option("--first-seed", min=0, help="Count seeds from this number on, to repeat a study with other seeds."),
+]
 Processes = Annotated[
     int | None, typer.Option("--processes", "-p", min=1, help="Run this many cells at once; default: one per core.")
 ]
@@ -61,9 +73,11 @@ def study(
     words: Words = None,
     scale: ScaleName = "smoke",
     seeds: Seeds = None,
+    first_seed: FirstSeed = 0,
     full: Full = False,
     runs: Runs = Path("runs"),
     out: Results = Path("results"),
+    figures: Archive = None,
     processes: Processes = None,
     dry_run: DryRun = False,
     collect_only: CollectOnly = False,
@@ -101,18 +115,36 @@ def study(
         return
     chosen = list(declared()) if names == ["all"] else names
     size = find_scale(scale)
-    plans = [make_plan(find_declaration(name), size, seeds=seeds, full=full, overrides=layer) for name in chosen]
+    plans = [
+        make_plan(find_declaration(name), size, seeds=seeds, first_seed=first_seed, full=full, overrides=layer)
+        for name in chosen
+    ]
+    if figures is not None:
+        _take(plans, runs, figures)
     if dry_run:
         _dry_run(plans, runs, processes, json=json)
         return
-    failed = [] if collect_only else _run(plans, runs, processes, quiet=quiet)
+    failed = [] if collect_only else _run(plans, runs, figures, processes, quiet=quiet)
     _report(plans, runs, out, json=json, quiet=quiet)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise WorkError(f"{failed[0].cell} failed{more}: {failed[0].reason}")
 
 
-def _run(plans: list[StudyPlan], runs: Path, processes: int | None, *, quiet: bool) -> list[Outcome]:
+def _take(plans: list[StudyPlan], runs: Path, archive: Path) -> None:
+    """Lay kept figures into the folder of runs, and keep those of runs that have finished without being kept."""
+    from oneflare.study.archive import keep_missing, take_figures
+    from oneflare.study.cells import merged
+    from oneflare.study.execute import is_complete
+
+    cells = merged(cell for plan in plans for cell in plan.cells.values())
+    take_figures(cells, runs, archive)
+    keep_missing([cell for cell in cells if is_complete(cell, runs)], runs, archive)
+
+
+def _run(
+    plans: list[StudyPlan], runs: Path, archive: Path | None, processes: int | None, *, quiet: bool
+) -> list[Outcome]:
     """Run the first seeds of every cell, then more where a claim is undecided; returns the cells that failed."""
     from oneflare.cli import show
     from oneflare.cli.study_progress import study_progress
@@ -126,7 +158,7 @@ def _run(plans: list[StudyPlan], runs: Path, processes: int | None, *, quiet: bo
     failed: dict[str, Outcome] = {}
     while cells:
         with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as observer:
-            outcomes = run_cells(cells, runs, processes=processes, observer=observer)
+            outcomes = run_cells(cells, runs, processes=processes, observer=observer, archive=archive)
         failed |= {outcome.cell: outcome for outcome in outcomes if outcome.status == "failed"}
         wanted = merged(cell for plan in plans for cell in open_cells(Findings(plan, runs)))
         cells = [cell for cell in wanted if cell.name not in failed and not is_complete(cell, runs)]

@@ -78,16 +78,22 @@ class StudyPlan:
     """by place, arm and seed"""
     overrides: dict[str, Any] = field(default_factory=dict)
     """what the command line has changed in every cell"""
+    first_seed: int = 0
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """All that may be needed."""
-        return tuple(range(self.looks[-1]))
+        """All that may be needed, in the order in which they are run."""
+        return tuple(range(self.first_seed, self.first_seed + self.looks[-1]))
+
+    @property
+    def first_seeds(self) -> tuple[int, ...]:
+        """What every cell needs before the first look."""
+        return self.seeds[: self.looks[0]]
 
     @property
     def first_cells(self) -> list[Cell]:
         """What is run before the first look."""
-        return [cell for (_, _, seed), cell in self.cells.items() if seed < self.looks[0]]
+        return [cell for (_, _, seed), cell in self.cells.items() if seed in self.first_seeds]
 
     @property
     def summary(self) -> str:
@@ -116,6 +122,7 @@ def make_plan(
     scale: Scale,
     *,
     seeds: int | None = None,
+    first_seed: int = 0,
     full: bool = False,
     overrides: Layer | None = None,
 ) -> StudyPlan:
@@ -135,14 +142,14 @@ def make_plan(
             own = merge(arm.settings, arm.scales.get(scale.name, {}))
             layer = merge(scale.layer(place.data, place.alpha, place.clients), settings, own, overrides)
             wanted = _fusions(arm.method, arm.fusions or declaration.fusions)
-            for seed in range(looks[-1]):
+            for seed in range(first_seed, first_seed + looks[-1]):
                 cell_layer = merge(layer, {"method": arm.method, "seed": seed})
                 experiment = resolve(cell_layer, {"fusions": wanted})
                 split = experiment.partition
                 actual = Place(experiment.data.name, split.alpha, split.clients)
                 places[actual.id] = actual
                 cells[actual.id, name, seed] = Cell(cell_layer, experiment)
-    return StudyPlan(declaration, scale, looks, tuple(places.values()), cells, overrides)
+    return StudyPlan(declaration, scale, looks, tuple(places.values()), cells, overrides, first_seed)
 
 
 def dotted(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -163,7 +163,7 @@ class Trial:
         found, _ = self.judged
         seen = 0 if found is None else len(found.values)
         look = next((look for look in plan.looks if look > seen), 0)
-        return [plan.cell(place, arm, seed) for place in self.places for arm in arms for seed in range(look)]
+        return [plan.cell(place, arm, seed) for place in self.places for arm in arms for seed in plan.seeds[:look]]
 
 
 def _trials(findings: Findings, claim: Claim) -> Iterator[Trial]:

@@ -7,7 +7,7 @@ locked while it is run, the lock dies with its holder, and whoever comes later r
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,7 @@ from oneflare.simulation.results import RunResult
 from oneflare.simulation.stages import read_experiment, run_experiment
 from oneflare.study.answers import FILE as ANSWERS
 from oneflare.study.answers import has_answers, keep_answers
+from oneflare.study.archive import keep_figures
 from oneflare.study.cells import Cell
 
 POLL_SECONDS = 2.0
@@ -52,9 +53,17 @@ def default_processes() -> int:
 
 
 def run_cells(
-    cells: Sequence[Cell], runs: Path, *, processes: int | None = None, observer: Observer | None = None
+    cells: Sequence[Cell],
+    runs: Path,
+    *,
+    processes: int | None = None,
+    observer: Observer | None = None,
+    archive: Path | None = None,
 ) -> list[Outcome]:
-    """Run what is missing; returns the outcomes of what was not complete before, failures among them."""
+    """Run what is missing; returns the outcomes of what was not complete before, failures among them.
+
+    archive: where the figures of finished cells are kept, beside their runs.
+    """
     observer = observer or Observer()
     waiting = [cell for cell in cells if not is_complete(cell, runs)]
     processes = min(processes or default_processes(), max(len(waiting), 1))
@@ -63,7 +72,7 @@ def run_cells(
     outcomes: list[Outcome] = []
     while waiting:
         with on_stop(lambda: _what_is_kept(cells, runs)):
-            found = _round(waiting, runs, processes, observer)
+            found = _round(waiting, partial(_work, runs, archive), processes, observer)
         outcomes += [outcome for outcome in found if outcome.status != "in use"]
         held = {outcome.cell for outcome in found if outcome.status == "in use"}
         if len(held) == len(waiting):
@@ -80,17 +89,20 @@ def _what_is_kept(cells: Sequence[Cell], runs: Path) -> str:
     return f"{done} of {len(cells)} cells are complete; {AGAIN}" if done or begun else NOTHING
 
 
-def _round(cells: Sequence[Cell], runs: Path, processes: int, observer: Observer) -> list[Outcome]:
+def _round(
+    cells: Sequence[Cell], work: Callable[[bool, Cell, Observer], Outcome], processes: int, observer: Observer
+) -> list[Outcome]:
     def end(outcome: Outcome) -> None:
         if outcome.status != "in use":
             observer.cell_done(outcome)
 
     alone = processes == 1 or len(cells) == 1
-    work = partial(_work, runs, not alone)
-    return map_tasks(work, cells, workers=1 if alone else processes, observer=observer, on_result=end)
+    return map_tasks(
+        partial(work, not alone), cells, workers=1 if alone else processes, observer=observer, on_result=end
+    )
 
 
-def _work(runs: Path, in_worker: bool, cell: Cell, observer: Observer) -> Outcome:
+def _work(runs: Path, archive: Path | None, in_worker: bool, cell: Cell, observer: Observer) -> Outcome:
     folder, started = cell.folder(runs), time.monotonic()
     try:
         if is_complete(cell, runs):
@@ -102,6 +114,8 @@ def _work(runs: Path, in_worker: bool, cell: Cell, observer: Observer) -> Outcom
         result = run_experiment(experiment, folder, dataset=dataset, observer=_CellObserver(cell.name, observer))
         with exclusive(folder):
             keep_answers(folder, cell.fusions, dataset)
+        if archive is not None:
+            keep_figures(cell, runs, archive)
     except InUseError:
         return Outcome(cell.name, "in use")
     except OneFlareError as error:
