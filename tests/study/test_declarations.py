@@ -8,7 +8,7 @@ import pytest
 
 from oneflare.errors import ConfigError
 from oneflare.study.cells import Place, cell_name, make_plan, unique_cells
-from oneflare.study.declare import PAPER, QUESTIONS, declared, find_declaration, read_declaration
+from oneflare.study.declare import LABORATORY, PAPER, QUESTIONS, declared, find_declaration, read_declaration
 from oneflare.study.estimate import duration, estimate
 from oneflare.study.scales import SCALES, find_scale
 
@@ -26,7 +26,7 @@ def plan_of(study, scale, **options):
 
 
 def test_there_is_a_study_for_every_table_figure_and_claim():
-    assert list(declared()) == [*PAPER, *QUESTIONS, *(f"c{number}" for number in range(1, 16))]
+    assert list(declared()) == [*PAPER, *QUESTIONS, *LABORATORY, *(f"c{number}" for number in range(1, 16))]
     for number in range(1, 16):
         declaration = find_declaration(f"C{number}")
         assert declaration.claims
@@ -38,7 +38,10 @@ def test_there_is_a_study_for_every_table_figure_and_claim():
 @pytest.mark.parametrize("study", list(declared()))
 def test_every_study_resolves_at_every_scale(study, scale):
     if not find_declaration(study).grids(scale):
-        assert scale == "small", "a study of real images runs at the scale that decides, and at the paper's"
+        wanted = ("small", "decisive", "paper") if study in LABORATORY else ("small",)
+        assert scale in wanted, "a study of real images runs at the scale that decides, and at the paper's"
+        with pytest.raises(ConfigError, match=f"declares no places for --scale {scale}"):
+            plan_of(study, scale)
         return
     plan = plan_of(study, scale, seeds=3)
     assert len(plan.seeds) >= 3

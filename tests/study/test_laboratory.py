@@ -7,14 +7,11 @@ import shutil
 
 import pytest
 
-from conftest import TINY
 from oneflare.core.schedules import build_schedule
-from oneflare.errors import ConfigError
 from oneflare.methods import METHODS, find_method
 from oneflare.methods.explain import explain
 from oneflare.methods.recipes import REUSED
-from oneflare.study.laboratory import LAMBDA, anneals_itself, end_over_peak, rise
-from oneflare.study.studies import MethodBlock, Study, find_study, run_study
+from oneflare.study.claims import end_over_peak, largest_raw, rise
 from oneflare.study.toy import FALLING, TwoWells, descend, share_that_leaves
 
 
@@ -118,34 +115,17 @@ def test_the_figures_of_a_trace():
     trace = [{"lambda_raw": raw, "lambda_raw_max": raw + 1} for raw in (4.0, 9.0, 5.0, 3.0, 1.0)]
     assert end_over_peak(trace) == pytest.approx(0.1)
     assert rise(trace) == pytest.approx(0.2)
-
-
-def test_a_study_is_run_once_and_its_claims_are_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    block = LAMBDA.blocks[1]
-    small = Study(
-        "small",
-        "two methods",
-        (MethodBlock("only", ("autonomous", "balanced"), TINY, block.table, (anneals_itself("balanced", 0.9),)),),
-    )
-    first = run_study(small, {"epochs": 3, "fusions": "count_prototypes"}, seeds=1, folder=tmp_path / "results")
-    content = json.loads((tmp_path / "results/small/digits.json").read_text())
-    assert content["claims"][0]["holds"] is True
-    assert [row[0] for row in content["blocks"][0]["rows"]] == ["autonomous", "balanced"]
-    assert "confirmed: balanced ends below 90 %" in (tmp_path / "results/small/digits.md").read_text()
-    again = run_study(small, {"epochs": 3, "fusions": "count_prototypes"}, seeds=1, folder=tmp_path / "results")
-    assert again.claims == first.claims
-    assert again.seconds < first.seconds
+    assert largest_raw(trace) == 10
 
 
 def test_the_study_of_lambda_by_its_name(tmp_path, here):
-    words = [
-        "data.train_size=150", "data.test_size=50", "clients=2", "encoder=conv4", "encoder.width=4", "epochs=2",
-        "workers=1",
-    ]  # fmt: skip
-    shown = here("study", "lambda", *words, "--seeds", "1", "--quiet", cwd=tmp_path)
+    words = ["data.train_size=150", "data.test_size=50", "clients=2", "encoder.width=4", "epochs=3", "workers=1"]
+    shown = here("study", "lambda", "lambda_short", *words, "--seeds", "1", "--quiet", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    content = json.loads((tmp_path / "results/lambda/digits.json").read_text())
-    assert len(content["claims"]) == sum(len(block.claims) for block in LAMBDA.blocks)
-    with pytest.raises(ConfigError, match="unknown study"):
-        find_study("nothing")
+    content = json.loads((tmp_path / "results/lambda/smoke.json").read_text())
+    assert [claim["id"] for claim in content["claims"]][-1] == "lambda-own-accord"
+    cells = {cell["row"]: cell for cell in content["cells"]}
+    (largest,) = cells["flare"]["lambda"]["largest_raw"]
+    assert largest <= 51.02
+    assert cells["balanced"]["lambda"]["last_raw"][0] < cells["balanced"]["lambda"]["largest_raw"][0]
+    assert (tmp_path / "results/lambda_short/smoke.md").exists()

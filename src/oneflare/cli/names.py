@@ -107,7 +107,7 @@ def complete_schedules(incomplete: str) -> list[str]:
 
 def complete_studies(incomplete: str) -> list[str]:
     declared = [path.stem for path in (PACKAGE / "study" / "declared").glob("*.yaml")]
-    return _begin(sorted([*declared, "lambda", "all"]), incomplete)
+    return _begin(sorted([*declared, "all"]), incomplete)
 
 
 def complete_scales(incomplete: str) -> list[str]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from oneflare.study.bench.suite import BenchTarget
     from oneflare.study.declare import Declaration
     from oneflare.study.records import StudyResult
-    from oneflare.study.studies import StudyReport
 
 WIDEST_TABLE = 20
 MOST_ROWS = 20
@@ -266,7 +265,6 @@ def studies(entries: Iterable[Declaration]) -> None:
     table.add_column("what it asks")
     for entry in entries:
         table.add_row(entry.name, f"{entry.title}. {entry.question}")
-    table.add_row("lambda", "The lambda laboratory on digits: what every way of deciding lambda does to it.")
     console_for().print(table)
 
 
@@ -286,22 +284,6 @@ def study_results(content: StudyResult) -> None:
         console.print(table)
     for claim in content.claims:
         console.print(f"{claim.verdict:13}  {claim.id}: {claim.text}", markup=False)
-
-
-def findings(content: StudyReport) -> None:
-    console = console_for()
-    for block in content.blocks:
-        table = Table(title=block.title, title_justify="left", title_style="bold")
-        for column, name in enumerate(block.columns):
-            table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
-        for row in block.rows:
-            table.add_row(*row)
-        console.print(table)
-        if block.note:
-            console.print(block.note)
-    for claim in content.claims:
-        console.print(f"{'confirmed    ' if claim.holds else 'not confirmed'}  {claim.text}: {claim.evidence}")
-    console.print(f"{content.seconds:.0f} s; files: {content.path}, {content.path.with_suffix('.md')}")
 
 
 def bench(machine: dict[str, Any], targets: Iterable[BenchTarget]) -> None:

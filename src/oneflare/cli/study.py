@@ -13,18 +13,14 @@ from oneflare.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
     from oneflare.client.observer import Outcome
-    from oneflare.core.layers import Layer
     from oneflare.study.cells import Cell, StudyPlan
-
-LABORATORY = "lambda"
-
 
 Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME]... [KEY=VALUE]...",
-        help="Names of studies, a declaration of your own (.yaml), or 'all'; then settings for every cell. "
-        "Without a name, the studies are listed.",
+        help="Names of studies, a declaration of your own (.yaml), or 'all' of this scale; then settings for every "
+        "cell. Without a name, the studies are listed.",
         show_default=False,
         autocompletion=complete.complete_studies,
     ),
@@ -99,7 +95,7 @@ def study(
       oneflare study lambda epochs=4 --seeds 1 --out /tmp/quick
     """
     from oneflare.cli import show
-    from oneflare.errors import ConfigError, WorkError
+    from oneflare.errors import WorkError
     from oneflare.study.cells import make_plan
     from oneflare.study.declare import declared, find_declaration
     from oneflare.study.scales import find_scale
@@ -108,16 +104,13 @@ def study(
     if not names:
         show.studies([find_declaration(name) for name in declared()])
         return
-    if LABORATORY in names:
-        if len(names) > 1:
-            raise ConfigError(f"run '{LABORATORY}' by itself; it has a layout of its own")
-        _laboratory(layer, seeds or 3, out, json=json, quiet=quiet)
-        return
-    chosen = list(declared()) if names == ["all"] else names
     size = find_scale(scale)
+    chosen = [find_declaration(name) for name in (declared() if names == ["all"] else names)]
+    if names == ["all"]:
+        chosen = [declaration for declaration in chosen if declaration.grids(scale)]
     plans = [
-        make_plan(find_declaration(name), size, seeds=seeds, first_seed=first_seed, full=full, overrides=layer)
-        for name in chosen
+        make_plan(declaration, size, seeds=seeds, first_seed=first_seed, full=full, overrides=layer)
+        for declaration in chosen
     ]
     if figures is not None:
         _take(plans, runs, figures)
@@ -184,19 +177,6 @@ def _report(plans: list[StudyPlan], runs: Path, out: Path, *, json: bool, quiet:
             show.study_results(content)
             show.line(f"results: {path}, {path.with_suffix('.md')}")
             show.line(f"report: {page}")
-
-
-def _laboratory(layer: Layer, seeds: int, out: Path, *, json: bool, quiet: bool) -> None:
-    from oneflare.cli import show
-    from oneflare.cli.progress import progress
-    from oneflare.study.studies import find_study, run_study
-
-    with progress(enabled=not quiet, table=False) as observer:
-        findings = run_study(find_study(LABORATORY), layer, seeds=seeds, folder=out, observer=observer)
-    if json:
-        show.as_json(findings.to_dict())
-    elif not quiet:
-        show.findings(findings)
 
 
 def _dry_run(plans: list[StudyPlan], runs: Path, processes: int | None, *, json: bool) -> None:

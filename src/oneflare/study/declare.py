@@ -176,10 +176,14 @@ QUESTIONS = (
 """what reviewers of this line of work ask"""
 
 
+LABORATORY = ("lambda", "lambda_short")
+"""what controllers do to lambda, on the digits"""
+
+
 def declared() -> dict[str, Path]:
-    """Studies that come with OneFlare: the paper's in its order, reviewers' questions, then the log's claims."""
+    """Studies that come with OneFlare: the paper's, reviewers' questions, lambda, the log's claims."""
     paths = {path.stem: path for path in FOLDER.glob("*.yaml")}
-    named = (*PAPER, *QUESTIONS)
+    named = (*PAPER, *QUESTIONS, *LABORATORY)
     claims = sorted((name for name in paths if name not in named), key=lambda name: int(name[1:]))
     return {name: paths[name] for name in (*named, *claims)}
 
@@ -190,7 +194,7 @@ def find_declaration(name: str) -> Declaration:
     if name.endswith((".yaml", ".yml")):
         return read_declaration(Path(name))
     if name.lower() not in known:
-        raise ConfigError(f"unknown study '{name}'{did_you_mean(name.lower(), [*known, 'lambda'])}")
+        raise ConfigError(f"unknown study '{name}'{did_you_mean(name.lower(), known)}")
     return read_declaration(known[name.lower()])
 
 
