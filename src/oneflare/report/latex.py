@@ -87,7 +87,7 @@ def floating(caption: str, blocks: Sequence[str], frame: Frame) -> str:
     kind = "table*" if frame.wide else "table"
     lines = [rf"\begin{{{kind}}}", r"\centering", rf"\caption{{{caption}}}"]
     lines += [rf"\label{{{frame.label}}}"] if frame.label else []
-    lines += [frame.size] if frame.size else []
+    lines.append(r"\par\smallskip" + frame.size)
     lines.append("\n\\par\\medskip\n".join(blocks))
     if frame.notes:
         lines += [r"\par\smallskip", rf"\parbox{{\linewidth}}{{\footnotesize {' '.join(frame.notes)}}}"]

@@ -19,11 +19,13 @@ COLUMN, PAGE = 3.3, 6.9
 """inches: a column, and a page of two columns; figures are printed in the size in which they are drawn"""
 LETTERS = {"font.size": 8.0, "legend.fontsize": 7.5, "xtick.labelsize": 7.5, "ytick.labelsize": 7.5}
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 1)))
-MARKS = "osD^vPX*<>"
+MARKS = "osD^vPX<>hpd8"
 FILLS = ("full", "none", "left")
 """of the mark: the first, second and third server of a method"""
 ALWAYS = ("flare", "fafi", "etf_annealed", "fedavg", "meta_annealed", "autonomous")
 """recipes that look the same in all figures; others take the looks that are free"""
+LONG = 1e3
+"""largest over smallest value of a logarithmic axis, from which on only powers of ten get a tick"""
 Figure = Any
 Looks = dict[str, Any]
 
@@ -44,29 +46,52 @@ def canvas(width: float, height: float, rows: int, columns: int, **options: Any)
 
 
 def looks_of(rows: Sequence[RowResult]) -> dict[str, Looks]:
-    """By arm: a colour, a line and a mark, so that methods are told apart in grey too."""
-    arms = dict.fromkeys(row.arm for row in rows)
-    recipe = {row.arm: row.method for row in rows}
-    taken = {arm: ALWAYS.index(recipe[arm]) for arm in arms if recipe[arm] in ALWAYS}
+    """By the name of a method: a colour, a line and a mark, so that methods are told apart in grey too."""
+    taken: dict[str, int] = {}
+    for row in rows:
+        if row.method in ALWAYS and ALWAYS.index(row.method) not in taken.values():
+            taken.setdefault(method_name(row), ALWAYS.index(row.method))
     free = (index for index in count() if index not in taken.values())
-    chosen = {arm: taken[arm] if arm in taken else next(free) for arm in arms}
+    names = dict.fromkeys(method_name(row) for row in rows)
+    chosen = {name: taken[name] if name in taken else next(free) for name in names}
     return {
-        arm: {
+        name: {
             "color": COLOURS[index % len(COLOURS)],
             "ls": LINES[index % len(LINES)],
             "marker": MARKS[index % len(MARKS)],
             "ms": 4,
             "lw": 1.2,
         }
-        for arm, index in chosen.items()
+        for name, index in chosen.items()
     }
 
 
-def legend(figure: Figure, axes: Any, columns: int) -> None:
-    """What is named in these axes, once, below all of them."""
-    handles, names = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.8)
+def legend(figure: Figure, axes: Sequence[Any], columns: int) -> None:
+    """What is named in these axes, each name once, below all of them."""
+    found: dict[str, Any] = {}
+    for one in axes:
+        for handle, name in zip(*one.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    if found:
+        figure.legend(
+            list(found.values()),
+            list(found),
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            handlelength=2.8,
+        )
+
+
+def plain_numbers(axis: Any) -> None:
+    """Ticks of a logarithmic axis at 1, 2, 5, 10 and so on; at powers of ten alone where it is long."""
+    from matplotlib.ticker import FuncFormatter, LogFormatterMathtext, LogLocator, NullFormatter
+
+    low, high = sorted(axis.get_view_interval())
+    long = high > LONG * low
+    axis.set_major_locator(LogLocator(subs=(1.0,) if long else (1.0, 2.0, 5.0), numticks=20))
+    axis.set_major_formatter(LogFormatterMathtext() if long else FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _panels(content: StudyResult) -> list[Panel]:
@@ -95,7 +120,7 @@ def checkpoints_figure(content: StudyResult) -> Figure:
         here.set_xlabel("epoch at which fusion is simulated")
         if len(content.places) > 1:
             here.set_title(place_words(place, content.places), fontsize=8)
-    legend(figure, axes[0][0], 2 if width == COLUMN else 4)
+    legend(figure, axes[0], 2 if width == COLUMN else 4)
     return figure
 
 
@@ -104,8 +129,8 @@ def _draw_accuracies(axes: Any, content: StudyResult, panel: Panel) -> None:
     curves = [curve for curve in panel.curves if curve.main and rows[curve.label].id in wanted]
     drawn = []
     for curve in curves:
-        row = rows[curve.label]
-        drawn.append((curve, {"label": method_name(row), **looks[row.arm]}))
+        name = method_name(rows[curve.label])
+        drawn.append((curve, {"label": name, **looks[name]}))
     draw_checkpoints(axes, drawn, bars=True)
     axes.set_ylabel("test accuracy (%)")
     tidy(axes)
@@ -120,7 +145,7 @@ def lambda_figure(content: StudyResult) -> Figure:
         axes[1][column].set_xlabel("epoch")
         if len(content.places) > 1:
             axes[0][column].set_title(place_words(place, content.places), fontsize=8)
-    legend(figure, axes[0][0], 2)
+    legend(figure, axes[:, 0], 2)
     return figure
 
 
@@ -130,11 +155,12 @@ def _draw_lambda(axes: Any, content: StudyResult, panel: Panel, what: str) -> No
     series = [_series(curve, what) for curve in curves]
     floor = lowest_drawn([value for values in series for value in values])
     for curve, values in zip(curves, series, strict=True):
-        row = rows[curve.label]
+        name = method_name(rows[curve.label])
         every = max(1, len(curve.epochs) // 8)
-        axes.plot(curve.epochs, at_least(floor, values), label=method_name(row), markevery=every, **looks[row.arm])
+        axes.plot(curve.epochs, at_least(floor, values), label=name, markevery=every, **looks[name])
     if curves:
         axes.set_yscale("log")
+        plain_numbers(axes.yaxis)
     axes.set_ylabel(f"{what} λ")
     tidy(axes)
 
@@ -152,14 +178,13 @@ def valve_figure(content: StudyResult) -> Figure:
         _draw_lambda(below, content, panel, "raw")
         bound = _bound(content, place)
         if bound is not None:
-            below.axhline(bound, color="black", lw=0.8, ls=(0, (1, 2)))
-            below.annotate(
-                f"valve at {bound:g}", (0.02, bound), xycoords=("axes fraction", "data"), va="bottom", fontsize=7
-            )
+            low, high = below.get_ylim()
+            below.set_ylim(low, max(high, 1.6 * bound))
+            below.axhline(bound, color="black", lw=0.8, ls=(0, (1, 2)), label=f"valve at {bound:g}")
         below.set_xlabel("epoch")
         if len(content.places) > 1:
             above.set_title(place_words(place, content.places), fontsize=8)
-    legend(figure, axes[0][0], 2)
+    legend(figure, axes[:, 0], 2)
     return figure
 
 
@@ -193,6 +218,7 @@ def peers_figure(content: StudyResult) -> Figure:
                     bar = None if cell.std is None else 100 * cell.std
                     here.errorbar(cost(cell), 100 * cell.mean, yerr=bar, elinewidth=0.7, **looks[row.id])
             here.set_xscale("log")
+            plain_numbers(here.xaxis)
             here.set_xlabel(title)
             tidy(here)
         name = f"{place_words(place, content.places)}\n" if len(places) > 1 else ""
@@ -208,13 +234,13 @@ def _points(content: StudyResult) -> Mapping[str, Looks]:
     found: dict[str, Looks] = {}
     seen: dict[str, int] = {}
     for row in content.rows:
-        nth = seen[row.arm] = seen.get(row.arm, -1) + 1
         name = method_name(row)
+        nth = seen[name] = seen.get(name, -1) + 1
         alone = sum(method_name(other) == name for other in content.rows) == 1
         label = name if alone else f"{name}, {server_name(row.fusion)}"
         fill = FILLS[nth % len(FILLS)]
         found[row.id] = {"label": label, "fillstyle": fill, "markerfacecoloralt": "white"}
-        found[row.id] |= looks[row.arm] | {"ls": "none", "ms": 5.5}
+        found[row.id] |= looks[name] | {"ls": "none", "ms": 5.5}
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from oneflare.core.config import Experiment
 from oneflare.errors import RunError
 from oneflare.methods.resolve import resolve
 from oneflare.report.paper.names import ENCODERS, data_name, method_name
+from oneflare.study.declare import find_declaration
 from oneflare.study.estimate import images_of
 from oneflare.study.records import CellResult, PlaceResult, RowResult, StudyResult
 from oneflare.study.scales import find_scale
@@ -18,6 +18,9 @@ from oneflare.study.summary import JUDGING, SCALES, JudgedClaim, best_results, j
 
 OUTLINE = ("table1", "figure1", "table2", "figure2", "table3", "figure3", "peers")
 """the studies whose tables and figures the paper has, in its order"""
+NBSP = "\N{NO-BREAK SPACE}"
+SUGGESTED = "decisive"
+"""the scale for which every study of the outline is declared and which two cores can run"""
 TEST_IMAGES = {"digits": 360, "cifar10": 10000, "cifar100": 10000, "svhn": 26032, "tiny-imagenet": 10000}
 PIXELS = {"digits": 8, "cifar10": 32, "cifar100": 32, "svhn": 32, "tiny-imagenet": 64}
 """of the published data sets: how many test images they have, and how many pixels an image is high and wide"""
@@ -52,14 +55,16 @@ def read_material(results: Path, scale: str | None = None) -> Material:
     studies = {study: content for study, content in found.items() if content is not None}
     if not studies:
         what = "no results of the paper's studies" if scale is None else f"no results of the paper's studies at {scale}"
-        raise RunError(f"{what} in {results}; make them with `{command(OUTLINE, scale or 'small', results)}`")
+        raise RunError(f"{what} in {results}; make them with `{command(OUTLINE, scale or SUGGESTED, results)}`")
     judging = [name for name in scales if name in JUDGING]
     claims = (judged_claims(results, judging) if judging else []) or judged_claims(results, scales)
     return Material(studies, claims, tuple(study for study in OUTLINE if study not in studies))
 
 
-def command(studies: Iterable[str], scale: str, results: Path) -> str:
-    """That makes the results of the studies."""
+def command(studies: Sequence[str], scale: str, results: Path) -> str:
+    """What makes the results of the studies, at the scale, or at another where one of them is not declared for it."""
+    if not all(find_declaration(study).grids(scale) for study in studies):
+        scale = SUGGESTED
     where = "" if results == Path("results") else f" --out {results}"
     return f"oneflare study {' '.join(studies)} --scale {scale}{where}"
 
@@ -75,7 +80,7 @@ def images_words(content: StudyResult, place: PlaceResult) -> str:
     train, pixels = images_of(experiment), experiment.data.image_size or PIXELS.get(place.data)
     test = experiment.data.test_size or TEST_IMAGES.get(place.data)
     words = f"{train:,} training images" if test is None else f"{train:,} training and {test:,} test images"
-    return words if pixels is None else f"{words} of {pixels} × {pixels} pixels"
+    return words if pixels is None else f"{words} of {pixels}{NBSP}×{NBSP}{pixels} pixels"
 
 
 def network_words(content: StudyResult, place: PlaceResult) -> str:
@@ -83,7 +88,7 @@ def network_words(content: StudyResult, place: PlaceResult) -> str:
     experiment = experiment_at(content, place)
     name = str(experiment.encoder["name"])
     words = ENCODERS.get(name, f"the network {name}")
-    width, strided = experiment.encoder.get("width"), experiment.encoder.get("stem_stride", 1) != 1
+    width, strided = experiment.encoder.get("width"), experiment.encoder.get("stem_stride") not in (None, 1)
     words += "" if width is None else f" of width {width}"
     words += " with a strided stem" if strided else ""
     return f"{words}, {experiment.epochs} epochs"
@@ -97,15 +102,17 @@ def setting_words(content: StudyResult) -> str:
     alphas = listed(dict.fromkeys(f"{place.alpha:g}" for place in places))
     clients = listed(dict.fromkeys(str(place.clients) for place in places))
     data = listed(dict.fromkeys(data_name(place.data) for place in places))
-    return f"{data}, {images}, {networks}, α = {alphas}, {clients} clients"
+    return f"{data}, {images}, {networks}, α{NBSP}={NBSP}{alphas}, {clients} clients"
 
 
 def _shared(pairs: Iterable[tuple[str, str]]) -> str:
-    """`x` where all pairs say x, else `x (A), y (B)`"""
-    found = dict.fromkeys(pairs)
-    if len({words for _, words in found}) == 1:
-        return next(iter(found))[1]
-    return ", ".join(f"{words} ({name})" for name, words in found)
+    """`x` where all pairs say x, else `x (A and B), y (C)`"""
+    names: dict[str, list[str]] = {}
+    for name, words in dict.fromkeys(pairs):
+        names.setdefault(words, []).append(name)
+    if len(names) == 1:
+        return next(iter(names))
+    return ", ".join(f"{words} ({listed(named)})" for words, named in names.items())
 
 
 def seeds_words(cells: Iterable[CellResult]) -> str:
@@ -127,7 +134,7 @@ def listed(words: Iterable[str]) -> str:
 def place_words(place: PlaceResult, places: Sequence[PlaceResult]) -> str:
     """`CIFAR-10, α = 0.05`, and the number of clients where places differ in it"""
     clients = "" if len({other.clients for other in places}) == 1 else f", {place.clients} clients"
-    return f"{data_name(place.data)}, α = {place.alpha:g}{clients}"
+    return f"{data_name(place.data)}, α{NBSP}={NBSP}{place.alpha:g}{clients}"
 
 
 def best_cell(cells: Sequence[CellResult]) -> CellResult | None:
@@ -138,7 +145,3 @@ def best_cell(cells: Sequence[CellResult]) -> CellResult | None:
 def main_rows(content: StudyResult) -> list[RowResult]:
     """Every arm under the study's own server for it."""
     return [row for row in content.rows if row.main]
-
-
-def mean_of(values: Sequence[float]) -> float:
-    return statistics.fmean(values)

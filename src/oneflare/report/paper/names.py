@@ -33,7 +33,7 @@ UNDER_SERVER = {
 """published methods whose clients train as FedAvg's do, by recipe and fusion"""
 SERVERS = {
     "average": "mean of weights",
-    "ensemble": "mean of probabilities",
+    "ensemble": "mean probability",
     "coboosting": "distilled network",
     "laplace": "Laplace posteriors",
     "open_set_votes": "open-set votes",
@@ -45,7 +45,7 @@ SERVERS = {
     "iffi": "IFFI",
     "afl": "least squares",
     "analytic": "closed form",
-    "flare_analytic": "corroborated closed form",
+    "flare_analytic": "combined",
 }
 """by the name of the fusion; others go by that name, with spaces"""
 DATA = {
@@ -100,6 +100,14 @@ def server_name(fusion: str) -> str:
 
 def data_name(data: str) -> str:
     return DATA.get(data, data)
+
+
+def in_words(text: str) -> str:
+    """The text with names of methods and servers instead of version numbers and of what the code calls fusions."""
+    for fusion in SERVERS:
+        if "_" in fusion:
+            text = re.sub(rf"\b{fusion}\b", SERVERS[fusion], text)
+    return without_numbers(text)
 
 
 def without_numbers(text: str) -> str:

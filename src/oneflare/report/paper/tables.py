@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from oneflare.report.latex import (
@@ -15,8 +16,8 @@ from oneflare.report.latex import (
     percent,
     tabular,
 )
-from oneflare.report.paper.material import best_cell, main_rows, place_words, seeds_words, setting_words
-from oneflare.report.paper.names import data_name, method_name, server_name, without_numbers
+from oneflare.report.paper.material import NBSP, best_cell, main_rows, place_words, seeds_words, setting_words
+from oneflare.report.paper.names import data_name, in_words, method_name, server_name
 from oneflare.study.markdown import points
 from oneflare.study.records import CellResult, PlaceResult, RowResult, StudyResult
 from oneflare.study.summary import JUDGING, JudgedClaim, figure_words, tally
@@ -24,6 +25,8 @@ from oneflare.study.verdicts import ERROR, student_p
 
 WIDEST = 8
 """columns of figures that fit side by side across a page"""
+SMALL, SMALLEST = 4, 7
+"""columns of figures from which on the letters are small, and very small"""
 PEERS_SIDE_BY_SIDE = 2
 """places of the table of peers, which has four figures for each"""
 NOT_CLEAR = r"$^{\dagger}$"
@@ -86,13 +89,15 @@ def setting(content: StudyResult) -> str:
 
 
 def by_arm(rows: Sequence[RowResult], columns: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """Lines of a table: a method's name stands once above its servers, and a gap before the next method's."""
+    """Lines of a table: a method's name stands once above its servers, and a gap parts such groups."""
     said = ""
-    for number, (row, *cells) in enumerate(zip(rows, *columns, strict=True)):
+    several = {row.arm for row in rows if not row.main}
+    for index, (row, *cells) in enumerate(zip(rows, *columns, strict=True)):
         name = method_name(row)
-        if number and row.arm != rows[number - 1].arm:
-            yield []
+        if index and row.arm != rows[index - 1].arm:
             said = ""
+            if {row.arm, rows[index - 1].arm} & several:
+                yield []
         yield ["" if name == said else escape(name), escape(server_name(row.fusion)), *cells]
         said = name
 
@@ -117,9 +122,16 @@ def main_table(content: StudyResult) -> str:
         blocks.append(tabular("ll" + "r" * len(places), head, rows, above))
     wide = len(content.places) > 1
     caption = f"Methods under their servers: {setting(content)}. {over_seeds(content.cells)}"
-    size = r"\footnotesize\setlength{\tabcolsep}{4pt}" if len(content.places) > 4 or not wide else r"\small"
+    size = letters(min(len(content.places), WIDEST) if wide else SMALL)
     frame = Frame("tab:main", wide, size, notes(content.cells, list(columns.values())))
     return floating(caption, blocks, frame)
+
+
+def letters(columns: int) -> str:
+    """The size of the letters in a table across the page that has so many columns of figures."""
+    if columns >= SMALLEST:
+        return r"\scriptsize\setlength{\tabcolsep}{2pt}"
+    return r"\footnotesize\setlength{\tabcolsep}{4pt}" if columns >= SMALL else r"\small"
 
 
 def group_title(group: Sequence[PlaceResult], places: Sequence[PlaceResult]) -> str:
@@ -150,8 +162,8 @@ def ablation_table(content: StudyResult) -> str:
     main, *others = dict.fromkeys(row.fusion for row in content.rows)
 
     def gaps(place: PlaceResult) -> list[str]:
-        found = [content.cell(place.id, row.id).difference for row in arms]
-        return [escape_numbers(points(gap)) or NOTHING for gap in found]
+        found = [(row, content.cell(place.id, row.id).difference) for row in arms]
+        return ["" if row.id == content.baseline else escape_numbers(points(gap)) or NOTHING for row, gap in found]
 
     columns: list[Column] = [
         (server_name(main), lambda place: accuracies([content.cell(place.id, row.id) for row in arms])),
@@ -219,9 +231,9 @@ def _arms_table(content: StudyResult, caption: str, label: str, columns: Sequenc
 
 
 def number(value: float) -> str:
-    """Three figures; large ones as a power of ten: `1.77 \\times 10^{6}`."""
+    """Four figures; large ones as a power of ten: `1.77 \\times 10^{6}`."""
     if 0.01 <= abs(value) < 10000 or value == 0:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     mantissa, power = f"{value:.2e}".split("e")
     return rf"${mantissa} \times 10^{{{int(power)}}}$"
 
@@ -241,17 +253,18 @@ def peers_table(content: StudyResult) -> str:
         above = [" & ".join(["", "", *titles]) + r" \\", "".join(rules)]
         head = ["Method", "Server", *["accuracy", "clients (s)", "server (s)", "MB"] * len(places)]
         rows = list(by_arm(content.rows, columns))
-        blocks.append(tabular("ll" + "rrrr" * len(places), head, rows, above))
+        blocks.append(tabular("ll" + r"@{\hspace{9pt}}".join(["rrrr"] * len(places)), head, rows, above))
     caption = (
         f"Published one-shot methods beside ours: {setting(content)}. {over_seeds(content.cells)} Clients: seconds of "
         "training of all clients together; server: seconds of fusion; MB: all uploads together, with what any server "
-        "of the method reads; means over seeds, on the machine that ran the study, the smallest in bold. A server "
+        "of the method reads; means over seeds, the smallest in bold. Seconds are by the clock, while other cells "
+        "of the study ran beside. A server "
         "``standardised by batch'' looks at all test images at once."
     )
     found = notes(content.cells, texts)
     if any(cell.cost is not None and cell.cost.fuse_seconds is None for cell in content.cells):
         found.append("Seconds of the server are not in these results; collect the study again to have them.")
-    size = r"\footnotesize\setlength{\tabcolsep}{4pt}" if len(content.places) > 1 else r"\small"
+    size = letters(SMALL if len(content.places) == 1 else WIDEST)
     return floating(caption, blocks, Frame("tab:peers", True, size, found))
 
 
@@ -263,15 +276,28 @@ def costs(cells: Cells) -> list[list[str]]:
         [None if cell.cost is None else cell.cost.upload_bytes / 1e6 for cell in cells],
     ]
     columns = []
-    for values, digits in zip(found, (1, 2, 2), strict=True):
-        best = best_printed(values, digits, lowest=True)
-        columns.append(
-            [
-                NOTHING if value is None else bold(f"{value:,.{digits}f}", leads)
-                for value, leads in zip(values, best, strict=True)
-            ]
-        )
+    for values in found:
+        texts = [NOTHING if value is None else amount(value) for value in values]
+        least = amount(min((value for value in values if value is not None), default=0.0))
+        columns.append([bold(text, text == least) for text in texts])
     return columns
+
+
+def amount(value: float) -> str:
+    """Seconds or megabytes with two or three figures: `1,234`, `23.6`, `0.031`."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 1:
+        return f"{value:.1f}"
+    return f"{value:#.2g}" if value >= 0.001 else r"\textless{}0.001"
+
+
+def claim_name(judged: JudgedClaim) -> str:
+    """`C8`, `ours-1`, `valve (Table 2)`, `average (servers)`"""
+    study, _, claim = judged.name.rpartition(": ")
+    if not study:
+        return claim
+    return f"{claim} ({re.sub('^table', 'Table' + NBSP, study)})"
 
 
 def claims_table(claims: Sequence[JudgedClaim]) -> str:
@@ -283,11 +309,11 @@ def claims_table(claims: Sequence[JudgedClaim]) -> str:
         figures = [escape_numbers(figure_words(test)) for test in judged.claim.tests]
         where = f" (scale {escape(judged.study.scale)})" if several else ""
         cells = [
-            escape(judged.name) + where,
-            escape(without_numbers(judged.claim.text)),
+            escape(claim_name(judged)) + where,
+            escape(in_words(judged.claim.text)),
             escape(judged.words),
             r"\newline ".join(figures),
-            escape_numbers(without_numbers(judged.claim.log)) or NOTHING,
+            escape_numbers(in_words(judged.claim.log)) or NOTHING,
         ]
         rows.append(" & ".join(cells) + r" \\")
     caption = (
@@ -300,7 +326,7 @@ def claims_table(claims: Sequence[JudgedClaim]) -> str:
     head = r"Claim & What it says & Verdict & Our figures & Earlier figures \\"
     columns = "".join(rf">{{\raggedright\arraybackslash}}p{{{width}\linewidth}}" for width in CLAIM_WIDTHS)
     lines = [
-        r"{\footnotesize\setlength{\tabcolsep}{4pt}",
+        r"{\footnotesize\setlength{\tabcolsep}{4pt}\setlength{\LTcapwidth}{\linewidth}",
         rf"\begin{{longtable}}{{{columns}}}",
         rf"\caption{{{caption}}}\label{{tab:claims}} \\",
         rf"\toprule {head} \midrule \endfirsthead",

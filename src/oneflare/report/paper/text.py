@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from oneflare.methods.recipes import find_method
@@ -21,7 +22,7 @@ from oneflare.report.paper.material import (
 )
 from oneflare.report.paper.names import CITED, citations, data_name, method_name, recipe_name, server_name
 from oneflare.report.paper.tables import is_clear, number
-from oneflare.study.records import CellResult, StudyResult
+from oneflare.study.records import CellResult, RowResult, StudyResult
 from oneflare.study.summary import JUDGING, tally
 
 SECTIONS = {
@@ -41,17 +42,33 @@ PREAMBLE = r"""% Written by `oneflare paper` from the results of the studies; wr
 \usepackage{array,booktabs,graphicx,longtable,url}
 \IfFileExists{microtype.sty}{\usepackage{microtype}}{}
 \setlength{\emergencystretch}{2em}
+\raggedbottom
+\renewcommand{\topfraction}{0.9}
+\renewcommand{\dbltopfraction}{0.9}
+\renewcommand{\textfraction}{0.07}
+\renewcommand{\floatpagefraction}{0.8}
+\renewcommand{\dblfloatpagefraction}{0.8}
+\setcounter{topnumber}{3}
+\setcounter{dbltopnumber}{3}
 \title{One-shot federated learning under label skew:\\FLARE and its peers, measured}
 \author{OneFlare}
 \date{}
 """
 METHOD = r"""In one-shot federated learning every client trains alone and sends one message; a server fuses the messages
-into one classifier, and nothing flows back. All trained methods here use one network with a learnable prototype for
-each class. FAFI~\cite{zeng2025} minimises a local objective $L_{\mathrm{local}}$ of cross-entropy, a supervised
+into one classifier, and nothing flows back. All trained methods here use one network with a prototype for each
+class. FAFI~\cite{zeng2025} minimises a local objective $L_{\mathrm{local}}$ of cross-entropy, a supervised
 contrastive term and two terms of its prototypes. FLARE adds $\lambda L_{\mathrm{align}}$, the squared distance of the
 prototypes to a simplex equiangular tight frame that all clients share. It learns $\lambda=\sigma^2_{\mathrm{local}}/
 \sigma^2_{\mathrm{align}}$ from the uncertainty of both tasks~\cite{kendall2018}, apart from the weights, lets a
 schedule weaken the pull during training, and holds the raw $\lambda$ below a bound by a penalty, the valve."""
+
+
+MOST_PLACES = 4
+"""of which each gets a sentence"""
+OURS = (
+    "All methods are run by our own implementation, on the same partitions; it may differ from the code that their "
+    "authors released."
+)
 
 
 def document(material: Material) -> str:
@@ -66,13 +83,14 @@ def document(material: Material) -> str:
         heading, file, label = SECTIONS[study]
         if heading:
             parts.append(rf"\subsection{{{heading}}}")
-        parts += [_finding(study, content, label), rf"\input{{{_folder(file)}/{file}}}"]
+        parts.append(rf"\input{{{_folder(file)}/{file}}}")
         if study == "peers":
             parts.append(r"\input{figures/peers}")
+        parts.append(_finding(study, content, label))
         verdicts = [judged for judged in material.claims if judged.study.study == study]
         if verdicts:
             parts.append(rf"Claims of this part (Table~\ref{{tab:claims}}): {escape(tally(verdicts))}.")
-    parts += [r"\bibliographystyle{plain}", r"\bibliography{references}"]
+    parts += [r"\clearpage", r"\bibliographystyle{plain}", r"\bibliography{references}"]
     if material.claims:
         parts += [r"\clearpage\onecolumn", r"\section*{Claims and verdicts}", r"\input{tables/claims}"]
     return "\n\n".join(part for part in [*parts, r"\end{document}"] if part) + "\n"
@@ -95,7 +113,7 @@ def _peers(material: Material) -> str:
     """The published methods in the tables, each with its citation."""
     known = {"FLARE", "FAFI"}
     found = [f"{escape(name)}~\\cite{{{key}}}" for name, key in citations(material.names) if name not in known]
-    return f"Published methods beside it are {listed(found)}; all run on the same partitions." if found else ""
+    return f"Published methods beside it are {listed(found)}. {OURS}" if found else ""
 
 
 def _variants(material: Material) -> str:
@@ -107,7 +125,11 @@ def _variants(material: Material) -> str:
     lines = [rf"\item[{escape(recipe_name(name))}] {escape(_sentence(name))}" for name in found]
     if not lines:
         return ""
-    return "The other rows are these.\n\\begin{description}\\small\n" + "\n".join(lines) + "\n\\end{description}"
+    return (
+        "The other rows are these.\n\\begin{description}\\setlength{\\itemsep}{0pt}\\setlength{\\parskip}{0pt}\\small\n"
+        + "\n".join(lines)
+        + "\n\\end{description}"
+    )
 
 
 def _sentence(method: str) -> str:
@@ -138,7 +160,7 @@ def _protocol(material: Material) -> str:
     sentences = [
         f"Data: {escape('; '.join(f'{name}, {words}' for name, words in by_data.items()))}.",
         rf"Each class is divided among {listed(map(str, clients))} clients by a Dirichlet draw with "
-        rf"$\alpha={listed(f'{alpha:g}' for alpha in alphas)}$, so that every image has one owner.",
+        rf"$\alpha$ = {listed(f'{alpha:g}' for alpha in alphas)}, so that every image has one owner.",
         f"The encoder is {escape('; or '.join(networks))}, trained by {escape(optimiser)} with rate "
         f"{train.lr:g} and batches of {train.batch_size}.",
         f"All methods share the partition of a seed, and differences are paired by seed "
@@ -162,7 +184,10 @@ def _finding(study: str, content: StudyResult, label: str) -> str:
 
 
 def _leaders(content: StudyResult) -> Iterator[str]:
-    """Who has the best mean at each place, and how many others are not clearly below it."""
+    """Who has the best mean at each place, and how many others are not clearly below it; of many places, how often."""
+    if len(content.places) > MOST_PLACES:
+        yield from _often(content)
+        return
     for place in content.places:
         cells = [content.cell(place.id, row.id) for row in content.rows]
         best = best_cell(cells)
@@ -170,20 +195,31 @@ def _leaders(content: StudyResult) -> Iterator[str]:
             yield _leader(content, best, cells, escape(place_words(place, content.places)))
 
 
+def _often(content: StudyResult) -> Iterator[str]:
+    """At how many places each row has the best mean."""
+    best = [best_cell([content.cell(place.id, row.id) for row in content.rows]) for place in content.places]
+    counts = Counter(cell.row for cell in best if cell is not None)
+    named = [f"{_with_server(content.row(row))} in {times}" for row, times in counts.most_common()]
+    if named:
+        yield f"Of {len(content.places)} settings, the best mean is that of {listed(named)}."
+
+
+def _with_server(row: RowResult) -> str:
+    return f"{escape(method_name(row))} with the server ``{escape(server_name(row.fusion))}''"
+
+
 def _leader(content: StudyResult, best: CellResult, cells: Sequence[CellResult], where: str) -> str:
     others = [cell for cell in cells if cell is not best and cell.mean is not None]
-    row = content.row(best.row)
-    text = (
-        f"On {where}, {escape(method_name(row))} ({escape(server_name(row.fusion))}) has the best mean, "
-        rf"{100 * (best.mean or 0):.1f}\,\%"
-    )
+    text = f"On {where}, the best mean is {100 * (best.mean or 0):.1f}\\,\\%, of {_with_server(content.row(best.row))}"
     if not others or len(best.seeds) < 2:
         return f"{text}."
     alike = sum(not is_clear(best, cell) for cell in others)
-    clear = (
-        f"clearly above all {len(others)} others" if not alike else f"not clearly above {alike} of {len(others)} others"
-    )
-    return f"{text}, {clear}."
+    if not alike:
+        return f"{text}; all {len(others)} others are clearly below it."
+    if alike == len(others):
+        return f"{text}; none of the {len(others)} others is clearly below it."
+    verb = "is" if alike == 1 else "are"
+    return f"{text}; {alike} of the {len(others)} others {verb} not clearly below it."
 
 
 def _largest(content: StudyResult) -> Iterator[str]:
