@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflare.report.details import bound_of
-from oneflare.report.figures import COLOURS, at_least, draw_checkpoints, lowest_drawn, tidy
+from oneflare.report.figures import at_least, draw_checkpoints, lowest_drawn, tidy
 from oneflare.report.from_study import study_panel
 from oneflare.report.paper.material import experiment_at, place_words
 from oneflare.report.paper.names import method_name, server_name
@@ -18,6 +18,8 @@ from oneflare.study.records import CellResult, PlaceResult, RowResult, StudyResu
 COLUMN, PAGE = 3.3, 6.9
 """inches: a column, and a page of two columns; figures are printed in the size in which they are drawn"""
 LETTERS = {"font.size": 8.0, "legend.fontsize": 7.5, "xtick.labelsize": 7.5, "ytick.labelsize": 7.5}
+SHADES = ("#00406e", "#dd7a2b", "#2b8c6b", "#b184c4", "#5c3d00", "#6a6ad6", "#333333", "#5f9ac4")
+"""dark and light ones by turns, so that neighbours differ where a page is printed in grey"""
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 1)))
 MARKS = "osD^vPX<>hpd8"
 FILLS = ("full", "none", "left")
@@ -56,7 +58,7 @@ def looks_of(rows: Sequence[RowResult]) -> dict[str, Looks]:
     chosen = {name: taken[name] if name in taken else next(free) for name in names}
     return {
         name: {
-            "color": COLOURS[index % len(COLOURS)],
+            "color": SHADES[index % len(SHADES)],
             "ls": LINES[index % len(LINES)],
             "marker": MARKS[index % len(MARKS)],
             "ms": 4,

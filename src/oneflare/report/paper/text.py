@@ -40,7 +40,7 @@ PREAMBLE = r"""% Written by `oneflare paper` from the results of the studies; wr
 \usepackage[utf8]{inputenc}
 \usepackage[margin=0.8in]{geometry}
 \usepackage{array,booktabs,graphicx,longtable,url}
-\IfFileExists{microtype.sty}{\usepackage{microtype}}{}
+\IfFileExists{microtype.sty}{\usepackage[expansion=false]{microtype}}{}
 \setlength{\emergencystretch}{2em}
 \raggedbottom
 \renewcommand{\topfraction}{0.9}
