@@ -240,6 +240,33 @@ def test_missing_cells_are_a_dash_with_a_note(table1, tmp_path):
     assert "Not run yet: AFL." in text.caption("peers", peers)
 
 
+def test_studies_of_which_nothing_was_run_yet_still_make_a_page_and_a_paper(tmp_path):
+    from oneflare.report import write_study
+    from oneflare.study.cells import make_plan
+    from oneflare.study.declare import find_declaration
+    from oneflare.study.results import collect
+    from oneflare.study.scales import SCALES
+
+    for study in OUTLINE:
+        plan = make_plan(find_declaration(study), SCALES["smoke"])
+        path = write_results(collect(plan, tmp_path / "runs"), tmp_path)
+        assert "not there yet" in write_study(path, tmp_path / "runs").read_text()
+    write_paper(read_material(tmp_path), tmp_path / "out")
+    assert "no seed has been run yet" in (tmp_path / "out" / "tables" / "table1.tex").read_text()
+    if LATEX:
+        assert build_pdf(tmp_path / "out").pdf is not None
+
+
+def test_the_first_page_says_which_figures_judge_nothing(decisive, tmp_path):
+    assert "scale smoke" not in text.document(read_material(decisive))
+    write_results(study_result("figure1", "smoke", tmp_path), tmp_path)
+    assert "These figures are of the scale smoke" in text.document(read_material(tmp_path))
+    write_results(study_result("table3", "decisive", tmp_path), tmp_path)
+    assert r"The figures of Figure~\ref{fig:checkpoints} are of the scale smoke" in text.document(
+        read_material(tmp_path)
+    )
+
+
 def test_costs_are_those_of_the_results_and_the_smallest_is_bold(tmp_path):
     content = study_result("peers", "decisive", tmp_path)
     place = content.places[0]

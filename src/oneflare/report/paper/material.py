@@ -9,6 +9,7 @@ from pathlib import Path
 from oneflare.core.config import Experiment
 from oneflare.errors import RunError
 from oneflare.methods.resolve import resolve
+from oneflare.report.lead import listed
 from oneflare.report.paper.names import ENCODERS, data_name, method_name
 from oneflare.study.declare import find_declaration
 from oneflare.study.estimate import images_of
@@ -123,12 +124,6 @@ def seeds_words(cells: Iterable[CellResult]) -> str:
     if counts[0] == counts[-1]:
         return "one seed" if counts == [1] else f"{counts[0]} seeds"
     return f"{counts[0]} to {counts[-1]} seeds"
-
-
-def listed(words: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`"""
-    *first, last = list(words)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def place_words(place: PlaceResult, places: Sequence[PlaceResult]) -> str:

@@ -76,6 +76,8 @@ def notes(cells: Cells, columns: Sequence[Sequence[str]]) -> list[str]:
 def over_seeds(cells: Cells) -> str:
     """How the accuracies are to be read."""
     seeds = seeds_words(cells)
+    if not any(cell.seeds for cell in cells):
+        return r"Test accuracy (\%); no seed has been run yet."
     if seeds == "one seed":
         return r"Test accuracy (\%) of one seed, which says nothing about the spread over seeds; bold: the best."
     return (

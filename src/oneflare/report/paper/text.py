@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from oneflare.methods.recipes import find_method
 from oneflare.report.latex import escape
+from oneflare.report.lead import listed
 from oneflare.report.paper.figures import shown_places
 from oneflare.report.paper.material import (
     Material,
     best_cell,
     experiment_at,
     images_words,
-    listed,
     main_rows,
     network_words,
     place_words,
@@ -101,12 +101,22 @@ def _folder(file: str) -> str:
 
 
 def _warning(material: Material) -> str:
-    if any(scale in JUDGING for scale in material.scales):
+    """That some or all figures are not to be relied on."""
+    tried = [study for study, content in material.studies.items() if content.scale not in JUDGING]
+    if not tried:
         return ""
-    return (
-        "These figures are of the scale smoke: small images, a small network and a few epochs. They show how this "
-        "paper is made; they judge no method."
+    what = (
+        "These figures" if len(tried) == len(material.studies) else f"The figures of {listed(map(_reference, tried))}"
     )
+    return (
+        f"{what} are of the scale smoke: small images, a small network and a few epochs. They show how this paper is "
+        "made; they judge no method."
+    )
+
+
+def _reference(study: str) -> str:
+    _, file, label = SECTIONS[study]
+    return rf"{'Figure' if file.startswith('figure') else 'Table'}~\ref{{{label}}}"
 
 
 def _peers(material: Material) -> str:
