@@ -365,8 +365,24 @@ def test_latex_makes_the_pdf_and_no_line_is_too_wide(tmp_path, scale):
     built = build_pdf(tmp_path / "out")
     assert built.pdf == tmp_path / "out" / "paper.pdf"
     assert built.pdf.read_bytes().startswith(b"%PDF")
-    assert built.overfull == ()
+    assert built.overfull == built.undefined == ()
     assert not [path for path in (tmp_path / "out").iterdir() if path.suffix in (".aux", ".log", ".bbl")]
+
+
+@needs_latex
+def test_without_latexmk_the_references_are_there_all_the_same(alone, tmp_path, monkeypatch):
+    found = {name: shutil.which(name) for name in ("pdflatex", "bibtex")}
+    for name, path in found.items():
+        (tmp_path / name).symlink_to(path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("latexmk") is None
+    write_paper(read_material(alone), tmp_path / "out")
+    built = build_pdf(tmp_path / "out")
+    assert built.pdf is not None
+    assert built.undefined == ()
+    source = tmp_path / "out" / "paper.tex"
+    source.write_text(source.read_text().replace("kendall2018", "nobody"))
+    assert "nobody" in build_pdf(tmp_path / "out").undefined
 
 
 @needs_latex

@@ -33,7 +33,7 @@ def paper(
 
     [bold]Examples[/bold]
 
-      oneflare study table1 table2 table3 figure1 figure2 figure3 peers --scale small
+      oneflare study table1 table2 table3 figure1 figure2 figure3 peers --scale smoke
 
       oneflare paper
 
@@ -58,5 +58,7 @@ def paper(
         show.note(built.missing)
         return
     show.done(f"pdf: {built.pdf}")
+    if built.undefined:
+        show.note(f"warning: LaTeX did not find {', '.join(built.undefined)}")
     if built.overfull:
         show.note(f"LaTeX found {len(built.overfull)} lines that are wider than their column: {built.overfull[0]}")

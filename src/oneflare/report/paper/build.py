@@ -26,6 +26,8 @@ class Built:
     """one line that says why there is none"""
     overfull: tuple[str, ...] = ()
     """LaTeX's lines about text that is wider than its column"""
+    undefined: tuple[str, ...] = ()
+    """labels and citations that LaTeX did not find"""
 
 
 def build_pdf(folder: Path) -> Built:
@@ -41,7 +43,11 @@ def build_pdf(folder: Path) -> Built:
         pdf = work / "paper.pdf"
         if not failed and pdf.exists():
             write_bytes(folder / "paper.pdf", pdf.read_bytes())
-            return Built(folder / "paper.pdf", overfull=tuple(re.findall(r"^Overfull .*$", log, re.MULTILINE)))
+            return Built(
+                folder / "paper.pdf",
+                overfull=tuple(re.findall(r"^Overfull .*$", log, re.MULTILINE)),
+                undefined=tuple(re.findall(r"(?:Reference|Citation) [`']([^']+)'", log)),
+            )
     absent = re.search(r"File [`']([^']+)\.(?:sty|cls|bst)' not found", log)
     if absent:
         return Built(None, f"paper.pdf was not made: LaTeX's package {absent.group(1)} is missing; {PACKAGES}")
