@@ -340,5 +340,5 @@ def claims_table(claims: Sequence[JudgedClaim]) -> str:
     return "\n".join(lines)
 
 
-CLAIM_WIDTHS = (0.10, 0.30, 0.13, 0.20, 0.19)
+CLAIM_WIDTHS = (0.10, 0.28, 0.13, 0.23, 0.18)
 """of the columns, in parts of the line"""

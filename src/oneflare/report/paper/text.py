@@ -90,9 +90,9 @@ def document(material: Material) -> str:
         verdicts = [judged for judged in material.claims if judged.study.study == study]
         if verdicts:
             parts.append(rf"Claims of this part (Table~\ref{{tab:claims}}): {escape(tally(verdicts))}.")
-    parts += [r"\clearpage", r"\bibliographystyle{plain}", r"\bibliography{references}"]
+    parts += [r"\clearpage\onecolumn", r"\bibliographystyle{plain}", r"\bibliography{references}"]
     if material.claims:
-        parts += [r"\clearpage\onecolumn", r"\section*{Claims and verdicts}", r"\input{tables/claims}"]
+        parts += [r"\section*{Claims and verdicts}", r"\input{tables/claims}"]
     return "\n\n".join(part for part in [*parts, r"\end{document}"] if part) + "\n"
 
 
