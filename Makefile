@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 EXTRAS := .[dev,hub,flower-datasets,flower,sign,onnx,serve,track]
 
-.PHONY: demo test lint types imports browser unit soak reliability bench wheel docs pictures examples headline clean
+.PHONY: demo test lint types imports browser unit soak reliability bench wheel docs pictures examples headline paper clean
 
 demo: $(STAMP)
 	$(BIN)/oneflare compare fedavg fafi flare analytic data=digits alpha=0.05 clients=5 --seeds 1 --out runs/demo
@@ -80,6 +80,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 headline: $(STAMP)
 	$(BIN)/python -m oneflare.study.headline
+
+# tables, figures and paper.tex from the studies' results in RESULTS; paper.pdf too where LaTeX is installed
+RESULTS ?= results
+paper: $(STAMP)
+	$(BIN)/oneflare paper --results $(RESULTS) --out build/paper
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -93,6 +93,8 @@ def test_the_figures_are_those_of_the_runs(tiny):
         assert cell.mean == pytest.approx(statistics.fmean(accuracies), rel=1e-5)
         assert cell.std == pytest.approx(statistics.stdev(accuracies), rel=1e-5)
         assert cell.history[-1].accuracies == cell.accuracies
+        fusing = [result.fusions[cell.fusion].fuse_seconds for result in results]
+        assert cell.cost.fuse_seconds == pytest.approx(statistics.fmean(fusing), rel=1e-4)
         assert cell.peak.mean >= cell.mean
         if row == "fafi":
             assert cell.difference is None

@@ -26,6 +26,7 @@ from oneflare.cli import (
     manners,
     masked,
     models,
+    paper,
     parts,
     rehearsing,
     reporting,
@@ -110,6 +111,7 @@ app.command("study", rich_help_panel="Work")(study.study)
 app.command("bench", rich_help_panel="Work")(commands.bench)
 app.command("attacks", rich_help_panel="Work")(trust.attacks)
 app.command("report", rich_help_panel="Look")(reporting.report)
+app.command("paper", rich_help_panel="Look")(paper.paper)
 app.command("audit", rich_help_panel="Look")(trust.audit)
 app.command("methods", rich_help_panel="Look")(parts.methods)
 app.command("doctor", rich_help_panel="Look")(doctor.doctor)

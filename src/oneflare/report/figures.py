@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oneflare.errors import ConfigError, did_you_mean
-from oneflare.report.story import LambdaCurve, Panel, Row, Story, Sweep
+from oneflare.report.story import Curve, LambdaCurve, Panel, Row, Story, Sweep
 
 COLOURS = ("#0067a8", "#c14a00", "#00795b", "#a3307a", "#8a6100", "#5b3fb0", "#50565e", "#2e88b8")
 """told apart by colour-blind readers too; the page uses the same, and marks differ as well"""
@@ -125,26 +125,33 @@ def checkpoints(panel: Panel, by_fusion: bool) -> Figure:
     """Simulated fusion during training; only the last point is the real system."""
     figure, axes = new(WIDE, 3.6)
     curves = panel.curves if by_fusion else [curve for curve in panel.curves if curve.main]
-    for index, curve in enumerate(curves):
-        below = [100 * (mean - low) for mean, low in zip(curve.mean, curve.low, strict=True)]
-        above = [100 * (high - mean) for mean, high in zip(curve.mean, curve.high, strict=True)]
-        shift = 0.0 if by_fusion else (index - (len(curves) - 1) / 2) * 0.008 * curve.epochs[-1]
-        if len(curves) > MOST_BARS:
-            below[:-1] = above[:-1] = [0.0] * (len(below) - 1)
-        axes.errorbar(
-            [epoch + shift for epoch in curve.epochs],
-            [100 * value for value in curve.mean],
-            yerr=None if by_fusion else [below, above],
-            elinewidth=0.8,
-            ms=4,
-            label=curve.fusion if by_fusion else curve.label,
-            **style(index),
-        )
+    drawn = [
+        (curve, {"label": curve.fusion if by_fusion else curve.label, "ms": 4} | style(index))
+        for index, curve in enumerate(curves)
+    ]
+    draw_checkpoints(axes, drawn, bars=not by_fusion)
     axes.set_xlabel("epoch at which fusion is simulated")
     axes.set_ylabel("test accuracy %")
     legend_below(figure, 2)
     tidy(axes)
     return figure
+
+
+def draw_checkpoints(axes: Any, curves: Sequence[tuple[Curve, dict[str, Any]]], *, bars: bool) -> None:
+    """Curves, each with its looks; bars: from the smallest to the largest seed, moved apart a little."""
+    for index, (curve, looks) in enumerate(curves):
+        below = [100 * (mean - low) for mean, low in zip(curve.mean, curve.low, strict=True)]
+        above = [100 * (high - mean) for mean, high in zip(curve.mean, curve.high, strict=True)]
+        shift = (index - (len(curves) - 1) / 2) * 0.008 * curve.epochs[-1] if bars else 0.0
+        if len(curves) > MOST_BARS:
+            below[:-1] = above[:-1] = [0.0] * (len(below) - 1)
+        axes.errorbar(
+            [epoch + shift for epoch in curve.epochs],
+            [100 * value for value in curve.mean],
+            yerr=[below, above] if bars else None,
+            elinewidth=0.8,
+            **looks,
+        )
 
 
 def settings(story: Story) -> Figure:
@@ -210,12 +217,11 @@ def _lambda(
     curves: Sequence[tuple[int, str, list[int], list[float | None], list[float | None]]], bound: float | None
 ) -> Figure:
     figure, axes = new(WIDE, 3.5)
-    seen = [value for _, _, _, raw, effective in curves for value in (*raw, *effective) if value]
-    floor = SMALLEST * max(seen, default=1.0)
+    floor = lowest_drawn([value for _, _, _, raw, effective in curves for value in (*raw, *effective)])
     for index, label, epochs, raw, effective in curves:
         every = {"ms": 4, "markevery": max(1, len(epochs) // 8)}
         for values, line in ((effective, {"label": label} | every), (raw, {"ls": "--", "lw": 0.9, "ms": 0})):
-            axes.plot(epochs, [None if v is None else max(v, floor) for v in values], **(style(index) | line))
+            axes.plot(epochs, at_least(floor, values), **(style(index) | line))
     if bound is not None:
         axes.axhline(bound, color="black", lw=0.9, ls=":")
         axes.annotate(f"valve at {bound:g}", (1, bound), xycoords=("axes fraction", "data"), ha="right", va="bottom")
@@ -226,6 +232,16 @@ def _lambda(
         legend_below(figure, 3 if max(len(label) for _, label, *_ in curves) < 14 else 2)
     tidy(axes)
     return figure
+
+
+def lowest_drawn(values: Sequence[float | None]) -> float:
+    """Where the logarithmic axis of these lambdas ends."""
+    return SMALLEST * max((value for value in values if value), default=1.0)
+
+
+def at_least(floor: float, values: Sequence[float | None]) -> list[float | None]:
+    """Zero has no place on a logarithmic axis."""
+    return [None if value is None else max(value, floor) for value in values]
 
 
 def client_class(run: Mapping[str, Any]) -> Figure:

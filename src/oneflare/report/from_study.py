@@ -39,7 +39,7 @@ def study_story(path: Path, runs: Path = Path("runs")) -> Story:
     content = StudyResult.read(path)
     rows = {row.id: row for row in content.rows}
     places = {place.id: place for place in content.places}
-    panels = [_panel(content, rows, place, runs) for place in content.places]
+    panels = [study_panel(content, place, runs) for place in content.places]
     verdicts = [_verdict(claim, rows, places) for claim in content.claims]
     missing = sum(len(cell.missing) for cell in content.cells if rows[cell.row].main)
     found = list(_folders(content, rows, runs))
@@ -103,7 +103,9 @@ def _origin(provenance: Provenance) -> dict[str, str]:
     }
 
 
-def _panel(content: StudyResult, rows: Rows, place: PlaceResult, runs: Path) -> Panel:
+def study_panel(content: StudyResult, place: PlaceResult, runs: Path) -> Panel:
+    """What a study found at one place; runs: where lambda is read from if the results do not keep it."""
+    rows = {row.id: row for row in content.rows}
     cells = [cell for cell in content.cells if cell.place == place.id and cell.accuracies]
     baseline = rows[content.baseline].label
     missing = [f"{rows[cell.row].label}: seeds {list(cell.missing)}" for cell in cells if cell.missing]
@@ -148,6 +150,7 @@ def _row(rows: Rows, cell: CellResult, baseline: str) -> Row:
         parameters=cost.parameters,
         train_seconds=cost.train_seconds,
         upload_bytes=cost.upload_bytes,
+        fuse_seconds=cost.fuse_seconds,
     )
 
 

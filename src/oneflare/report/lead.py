@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from oneflare.report.story import Panel, Row, TestedClaim
 from oneflare.simulation.stages import Result
@@ -82,6 +82,8 @@ def of_study(
     if len(panels) == 1:
         return sentences + winner(panels[0].main)
     best = [max(panel.main, key=lambda row: row.mean).label for panel in panels if panel.main]
+    if not best:
+        return sentences
     wins = {label: best.count(label) for label in dict.fromkeys(best)}
     ranked = sorted(wins, key=lambda label: -wins[label])
     places = [f"{label} at {wins[label]}" for label in ranked]
@@ -140,9 +142,10 @@ def wilson(share: float, number: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def listed(names: Sequence[str]) -> str:
-    """`a, b and c`"""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def listed(names: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`; there is at least one"""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def percent(value: float) -> str:

@@ -115,12 +115,14 @@ class LambdaResult:
 
 @dataclass(frozen=True)
 class CellCost:
-    """Means over seeds."""
+    """Means over seeds; training and uploads of all clients together."""
 
     train_seconds: float
     upload_bytes: float
     forward_passes: int
     parameters: int
+    fuse_seconds: float | None = None
+    """None in results of the first release"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,6 +165,7 @@ def _cost(found: Sequence[Finished]) -> CellCost:
         upload_bytes=_mean(one.result.content.cost.upload_bytes for one in found),
         forward_passes=found[0].metrics.forward_passes,
         parameters=found[0].metrics.parameters,
+        fuse_seconds=_mean(one.metrics.fuse_seconds for one in found),
     )
 
 

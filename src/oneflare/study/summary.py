@@ -60,9 +60,9 @@ def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> S
     return None
 
 
-def judged_claims(results: Path) -> list[JudgedClaim]:
-    """Every claim that was tested, in the order of the studies."""
-    contents = [best_results(results, study, JUDGING) for study in declared()]
+def judged_claims(results: Path, scales: Sequence[str] = JUDGING) -> list[JudgedClaim]:
+    """Every claim that was tested at one of the scales, in the order of the studies."""
+    contents = [best_results(results, study, scales) for study in declared()]
     asked = [(content, claim) for content in contents if content is not None for claim in content.claims]
     standing = discoveries([claim.p_value for _, claim in asked]) if asked else []
     return [JudgedClaim(content, claim, stands) for (content, claim), stands in zip(asked, standing, strict=True)]
@@ -81,7 +81,7 @@ def summary_page(claims: Sequence[JudgedClaim]) -> str:
             f"[{judged.name}]({judged.page})",
             judged.claim.text,
             judged.words,
-            "<br>".join(_figure(test) for test in judged.claim.tests),
+            "<br>".join(figure_words(test) for test in judged.claim.tests),
             judged.claim.log or MISSING,
             judged.study.scale,
         ]
@@ -102,7 +102,7 @@ def summary_page(claims: Sequence[JudgedClaim]) -> str:
     )
 
 
-def _figure(test: StatementResult) -> str:
+def figure_words(test: StatementResult) -> str:
     """`+1.2 points [-0.3, +2.8], 5 seeds`"""
     if test.mean is None:
         return "not run"
