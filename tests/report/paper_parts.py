@@ -26,6 +26,8 @@ from oneflare.study.results import collect, write_results
 from oneflare.study.scales import find_scale
 from oneflare.study.verdicts import difference
 
+TEST_IMAGES = {"svhn": 26032}
+
 
 def finished(cell: CellResult, accuracies: list[float], *, aligned: bool, largest: float = 50.0) -> CellResult:
     """The cell as it would be with these accuracies, one for each seed."""
@@ -72,7 +74,8 @@ def study_result(study: str, scale: str, runs: Path, seeds: int = 5) -> StudyRes
         cells.append(finished(cell, values, aligned=aligned, largest=largest))
     cells = [_against_baseline(cell, cells, empty.baseline) for cell in cells]
     claims = tuple(_tested(claim) for claim in empty.claims)
-    return replace(empty, cells=tuple(cells), claims=claims, complete=True)
+    places = tuple(replace(place, test_images=TEST_IMAGES.get(place.data, 5000)) for place in empty.places)
+    return replace(empty, cells=tuple(cells), claims=claims, places=places, complete=True)
 
 
 def _against_baseline(cell: CellResult, cells: list[CellResult], baseline: str) -> CellResult:

@@ -133,8 +133,10 @@ def test_every_name_exists_and_every_citation_is_in_the_references():
 def test_captions_say_what_was_run(table1, tmp_path):
     cifar = table1.places[0]
     assert images_words(table1, cifar).replace("\N{NO-BREAK SPACE}", " ") == (
-        "10,000 training and 10,000 test images of 16 × 16 pixels"
+        "10,000 training and 5,000 test images of 16 × 16 pixels"
     )
+    unknown = replace(cifar, train_images=9999, test_images=None)
+    assert images_words(table1, unknown).startswith("9,999 training images of")
     assert network_words(table1, cifar) == "a ResNet-8 of width 16, 25 epochs"
     caption = tables.main_table(table1).split(r"\begin{tabular}")[0]
     for words in (

@@ -268,7 +268,7 @@ ANALYTIC = (
 )
 
 FAMILY = (
-    _published("afl", "least squares on summed statistics", "Zhuang et al., CVPR 2025"),
+    _published("afl", "least squares on summed statistics", "He et al., CVPR 2025"),
     _published("fedcgs", "Gaussians that share the covariance of all images", "Guan, Zhou and Gu, AAAI 2025"),
     _published("gh_lda", "linear discriminant analysis with a shrunk covariance", GH_OFL),
     _published("gh_qda", "quadratic discriminant analysis with shrunk covariances of classes", GH_OFL),

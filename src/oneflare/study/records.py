@@ -30,6 +30,9 @@ class PlaceResult:
     data: str
     alpha: float
     clients: int
+    train_images: int | None = None
+    """of all clients together; None, as the one below, while no run is there"""
+    test_images: int | None = None
 
 
 @dataclass(frozen=True)

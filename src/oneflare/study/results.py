@@ -54,7 +54,7 @@ def collect(plan: StudyPlan, runs: Path) -> StudyResult:
         looks=plan.looks,
         complete=not any(cell.missing for cell in cells),
         baseline=declaration.baseline,
-        places=tuple(PlaceResult(place.id, place.data, place.alpha, place.clients) for place in plan.places),
+        places=tuple(_place(findings, place) for place in plan.places),
         rows=tuple(_row(plan, row) for row in declaration.rows()),
         cells=tuple(cells),
         claims=judge_claims(findings),
@@ -74,6 +74,14 @@ def write_results(content: StudyResult, folder: Path) -> Path:
     content.write(path)
     write_text(path.with_suffix(".md"), to_markdown(StudyResult.read(path)))
     return path
+
+
+def _place(findings: Findings, place: Place) -> PlaceResult:
+    """With the images of the first finished run there."""
+    cells = (cell for (where, _, _), cell in findings.plan.cells.items() if where == place.id)
+    result = next((result for result in map(findings.result, cells) if result is not None), None)
+    train, test = (None, None) if result is None else (result.content.data.train, result.content.data.test)
+    return PlaceResult(place.id, place.data, place.alpha, place.clients, train, test)
 
 
 def _row(plan: StudyPlan, row: ArmRow) -> RowResult:
