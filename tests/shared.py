@@ -7,6 +7,7 @@ import json
 import multiprocessing as mp
 import os
 import runpy
+import signal
 import struct
 import subprocess
 import sys
@@ -53,6 +54,7 @@ class Forked:
         self.process.start()
 
     def _enter(self, words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
+        os.setsid()
         os.chdir(cwd)
         os.environ.update(environment)
         sys.stdout, sys.stderr = (path.open("w") for path in self.streams)
@@ -67,6 +69,9 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
+
+    def kill_with_children(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
 
     def wait(self) -> subprocess.CompletedProcess:
         """What it has printed, once it has ended; one that takes minutes is killed."""

@@ -47,8 +47,8 @@ def test_example(name, tmp_path):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", sorted(LONG))
 def test_federation(name, tmp_path):
-    words = [sys.executable, str(EXAMPLES / name), "made"]
-    done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    words, environment = [sys.executable, EXAMPLES / name, "made"], os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Next: cd " in done.stdout
     assert (tmp_path / "made" / "coordinator" / "digits" / "model.safetensors").exists()

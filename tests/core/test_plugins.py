@@ -16,7 +16,7 @@ from hospitals import typed
 from oneflare.core.files import write_json
 from oneflare.nn import bfloat16
 from oneflare.nn.bfloat16 import SpeedMeasurement, forget, reference
-from shared import forked, oneflare
+from shared import forked
 
 MODULE = '''
 import torch
@@ -60,7 +60,7 @@ def test_a_module_of_the_user_adds_encoder_fusion_and_method(tmp_path):
     content = json.loads(ran.stdout)
     assert content["headline"] == "mine"
     assert content["encoder"]["name"] == "flat"
-    again = oneflare("fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts", cwd=tmp_path)
+    again = forked("fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     own = {(row["kind"], row["name"]) for row in json.loads(listed.stdout) if row.get("module") == "parts"}
     assert own == {("encoder", "flat"), ("fusion", "mine")}
