@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -36,6 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     settings.load_profile("oneflare")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported until now stays to the end, so neither the collector nor forked processes look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 TINY = {
