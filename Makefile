@@ -27,13 +27,15 @@ imports: $(STAMP)
 browser: $(STAMP)
 	-$(BIN)/python tests/browser.py
 
-# What rests on rounding is run a second time with the instructions of an older processor.
+# Workers take tests from each other, so that both end together. What rests on rounding is run a second time with the
+# instructions of an older processor; only files that have such tests are read for it.
 unit: $(STAMP) browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not soak"
-	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) -m "numeric and not soak"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not soak"
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal \
+	  -m "numeric and not soak" $$(grep -rl --include='test_*.py' 'mark\.numeric' tests)
 
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m soak
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak
 	$(BIN)/python tests/reliability/table.py
 
 # the table of docs/reliability.md from the figures of the last soak

@@ -7,7 +7,7 @@ import oneflare
 from oneflare.simulation.stages import fuse_run
 
 folder = Path(mkdtemp()) / "run"
-oneflare.run(data="digits", clients=4, alpha=0.3, epochs=5, fusions="count_prototypes", out=folder)
+oneflare.run(data="digits", clients=4, alpha=0.3, epochs=3, fusions="count_prototypes", out=folder)
 print(
     "uploads:", ", ".join(str(path.relative_to(folder)) for path in sorted(folder.glob("clients/*/upload.safetensors")))
 )

@@ -17,7 +17,7 @@ for digits in ((0, 1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9)):
     mine = [row for row in range(len(labels) - 300) if labels[row] in digits]
     owners.append((images[mine], labels[mine]))
 
-result = oneflare.run(data=owners, test=(images[-300:], labels[-300:]), epochs=10, out=Path(mkdtemp()) / "run")
+result = oneflare.run(data=owners, test=(images[-300:], labels[-300:]), epochs=4, out=Path(mkdtemp()) / "run")
 for name, row in sorted(result.fusions.items(), key=lambda item: -item[1].accuracy):
     print(f"{name:18} {100 * row.accuracy:5.1f} %")
 

@@ -26,7 +26,7 @@ class HalfTime(Controller):
 
 check_controller("half_time")
 folder = Path(mkdtemp())
-shared = {"data": "digits", "alpha": 0.05, "clients": 5, "epochs": 8}
+shared = {"data": "digits", "alpha": 0.05, "clients": 5, "epochs": 4}
 flare = oneflare.run(method="flare", out=folder / "flare", **shared)
 mine = oneflare.run(method="flare", controller="half_time", out=folder / "half_time", **shared)
 for fusion in flare.fusions:

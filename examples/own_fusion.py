@@ -46,6 +46,6 @@ class Loudest(Fusion):
 
 check_fusion("loudest")
 folder = Path(mkdtemp()) / "run"
-oneflare.run(data="digits", clients=4, alpha=0.3, epochs=5, fusions="count_prototypes", out=folder)
+oneflare.run(data="digits", clients=4, alpha=0.3, epochs=3, fusions="count_prototypes", out=folder)
 for name, row in fuse_run(folder, [{"name": "loudest"}]).fusions.items():
     print(f"{name:18} {100 * row.accuracy:5.1f} %")

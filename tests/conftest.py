@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
+
+from masked_parts import closed, enrolled  # noqa: F401
+
+if TYPE_CHECKING:
+    import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("ONEFLARE_DATA", None)
 _HOME = tempfile.TemporaryDirectory(prefix="oneflare-home-")
 os.environ["ONEFLARE_HOME"] = _HOME.name
-torch.set_num_threads(1)
 
-from masked_parts import closed, enrolled  # noqa: E402, F401
 
-settings.register_profile(
-    "oneflare",
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("oneflare")
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing is imported by a process that only hands out tests: the workers would begin seconds later."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    torch.set_num_threads(1)
+    settings.register_profile(
+        "oneflare",
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    settings.load_profile("oneflare")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported until now stays to the end, so neither the collector nor forked processes look at it again."""
+    gc.collect()
+    gc.freeze()
+
 
 TINY = {
     "data": {"name": "digits", "train_size": 200, "test_size": 60},

@@ -10,9 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from hospitals import digits, rows_of, typed, write_pngs
-from oneflare.upload.signing import generate
-
 NAMES = ("east", "north", "south", "west")
 SHAPE = ["--classes", "0,1,2,3,4,5,6,7,8,9", "--image-size", "8", "--channels", "1"]
 TERMS = [
@@ -34,6 +31,8 @@ class Sink:
 
 def run(*words: str | Path) -> None:
     """A command that must work."""
+    from hospitals import typed
+
     sink = io.StringIO()
     with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         code, _, _ = typed(Sink(), *map(str, words))
@@ -67,6 +66,9 @@ def release(root: Path, charter: Path, name: str, *words: str) -> list[str]:
 @pytest.fixture(scope="module")
 def enrolled(tmp_path_factory) -> Path:
     """Four members in a roster, each with its masked upload; west's has not been sent."""
+    from hospitals import digits, rows_of, write_pngs
+    from oneflare.upload.signing import generate
+
     root = tmp_path_factory.mktemp("masked")
     split, _ = digits()
     for index, name in enumerate(NAMES):

@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import multiprocessing as mp
 import os
+import runpy
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,17 +54,24 @@ class Forked:
         self.process.start()
 
     def _enter(self, words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
-        from oneflare.cli import main, manners
-
+        os.setsid()
         os.chdir(cwd)
         os.environ.update(environment)
-        sys.argv = ["oneflare", *words]
         sys.stdout, sys.stderr = (path.open("w") for path in self.streams)
+        self.work(words)
+
+    def work(self, words: Sequence[str]) -> None:
+        from oneflare.cli import main, manners
+
+        sys.argv = ["oneflare", *words]
         manners._quiet = False
         main.main()
 
     def send_signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
+
+    def kill_with_children(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
 
     def wait(self) -> subprocess.CompletedProcess:
         """What it has printed, once it has ended; one that takes minutes is killed."""
@@ -70,6 +80,16 @@ class Forked:
         self.process.join()
         with self.folder:
             return subprocess.CompletedProcess([], self.process.exitcode, *(path.read_text() for path in self.streams))
+
+
+class ForkedScript(Forked):
+    """A Python script, the first of the words, in such a process; its temporary files are made in `cwd`."""
+
+    def work(self, words: Sequence[str]) -> None:
+        tempfile.tempdir = str(Path.cwd())
+        warnings.resetwarnings()
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def forked(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:

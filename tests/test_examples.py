@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from shared import ForkedScript
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LONG = {"hospitals.py", "hospitals_flower.py"}
 """a minute each: run by `make examples`, not by `make test`"""
 
 
-def run(path: Path, folder: Path, *words: str) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, path, *words], cwd=folder, env=environment, capture_output=True, text=True)
+def run(path: Path, folder: Path) -> str:
+    done = ForkedScript(str(path), cwd=folder).wait()
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -46,8 +47,10 @@ def test_example(name, tmp_path):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", sorted(LONG))
 def test_federation(name, tmp_path):
-    printed = run(EXAMPLES / name, tmp_path, "made")
-    assert "Next: cd " in printed
+    words, environment = [sys.executable, EXAMPLES / name, "made"], os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Next: cd " in done.stdout
     assert (tmp_path / "made" / "coordinator" / "digits" / "model.safetensors").exists()
     assert "test images" in (tmp_path / "made" / "coordinator" / "digits" / "card.md").read_text()
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shared import TINY_WORDS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -26,9 +28,9 @@ def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
     (wheel,) = folder.glob("oneflare-*.whl")
-    run(sys.executable, "-m", "venv", folder / "env")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "env")
     python = folder / "env" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     own = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip()
     (Path(own) / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return folder / "env" / "bin"
@@ -54,7 +56,7 @@ def test_the_wheel_runs_the_demo_without_the_repository(installed, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     where = run(installed / "python", "-c", "import oneflare; print(oneflare.__file__)", cwd=tmp_path, env=environment)
     assert str(ROOT) not in where
-    words = ("compare", "fedavg", "flare", "epochs=1", "clients=2", "--seeds", "1", "--out", "demo")
+    words = ("compare", "fedavg", "flare", *TINY_WORDS, "--seeds", "1", "--out", "demo")
     shown = run(installed / "oneflare", *words, cwd=tmp_path, env=environment)
     assert "flare" in shown
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000

@@ -104,7 +104,6 @@ def test_a_run_says_what_its_clients_were_trained_in(tmp_path):
     [
         {"method": "analytic"},
         {"method": "flare_analytic"},
-        {"train.precision": "bfloat16"},
         {"train.thermostat": 0.1},
         {"train.check_lr": True},
         {"train.holdout": 0.2},
@@ -119,6 +118,7 @@ def test_cohorts_say_what_they_support(tmp_path, layer):
     assert supports(job())
     assert not supports(job(**layer))
     assert not supports(job(encoder=give(torch.nn.Flatten())))
+    assert not supports(replace(job(), precision="bfloat16"))
 
 
 def test_a_cohort_is_repeatable_and_not_repeated(tmp_path):

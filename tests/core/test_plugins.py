@@ -6,8 +6,6 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -16,7 +14,7 @@ from hospitals import typed
 from oneflare.core.files import write_json
 from oneflare.nn import bfloat16
 from oneflare.nn.bfloat16 import SpeedMeasurement, forget, reference
-from shared import forked, oneflare
+from shared import ForkedScript, forked
 
 MODULE = '''
 import torch
@@ -60,7 +58,7 @@ def test_a_module_of_the_user_adds_encoder_fusion_and_method(tmp_path):
     content = json.loads(ran.stdout)
     assert content["headline"] == "mine"
     assert content["encoder"]["name"] == "flat"
-    again = oneflare("fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts", cwd=tmp_path)
+    again = forked("fuse", "run", "--fusion", "average", "--json", "--quiet", ONEFLARE_PLUGINS="parts", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     own = {(row["kind"], row["name"]) for row in json.loads(listed.stdout) if row.get("module") == "parts"}
     assert own == {("encoder", "flat"), ("fusion", "mine")}
@@ -101,14 +99,9 @@ if __name__ == "__main__":
 
 
 def test_spawned_workers_know_the_parts_and_the_modules_of_the_user(tmp_path):
-    import os
-
     (tmp_path / "parts.py").write_text(MODULE)
     (tmp_path / "script.py").write_text(SPAWNED)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
-        env={**os.environ, "ONEFLARE_PLUGINS": "parts"},
-    )  # fmt: skip
+    done = ForkedScript(str(tmp_path / "script.py"), cwd=tmp_path, ONEFLARE_PLUGINS="parts").wait()
     assert done.stdout.strip() == "mine Sequential", done.stderr
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oneflare
+from conftest import TINY
 from oneflare.data.wrong_labels import wrong
 from oneflare.errors import ConfigError
 from oneflare.methods.resolve import resolve
@@ -30,10 +31,10 @@ def test_every_other_class_is_equally_likely():
 
 
 def test_only_the_noisy_clients_change(tmp_path):
-    settings = {"data": {"name": "digits", "train_size": 200, "test_size": 40}, "method": "analytic", "alpha": 100.0}
+    settings = {**TINY, "fusions": ["average"]}
     clean, noisy, same = (
-        oneflare.run(**settings, clients=3, seed=1, out=tmp_path / name, partition=partition)
-        for name, partition in (("a", {}), ("b", {"label_noise": 0.5, "noisy_clients": 1}), ("c", {"label_noise": 0.5}))
+        oneflare.run(**settings | {"partition": {"clients": 3, "alpha": 100.0, **noise}}, seed=1, out=tmp_path / name)
+        for name, noise in (("a", {}), ("b", {"label_noise": 0.5, "noisy_clients": 1}), ("c", {"label_noise": 0.5}))
     )
     texts = [(run.folder / "partition.json").read_text() for run in (clean, noisy, same)]
     tables = [np.array(json.loads(text)["table"]) for text in texts]

@@ -31,7 +31,7 @@ def hospitals(tmp_path_factory) -> Path:
         generate(root / name / f"{name}.key", root / name / f"{name}.pub")
         members += ["--member", f"{name}={root / name / name}.pub"]
     shape = ["--classes", "0,1,2,3,4,5,6,7,8,9", "--image-size", "8", "--channels", "1", "--use", "Reading digits."]
-    made = oneflare("server", "init", "federation", *shape, *members, *WORDS, cwd=root)
+    made = forked("server", "init", "federation", *shape, *members, *WORDS, cwd=root)
     assert made.returncode == 0, made.stderr
     assert "Send federation/federation.yaml to every member" in made.stdout
     for name in NAMES:
@@ -86,7 +86,7 @@ def test_one_is_tampered_with_and_named_the_others_go_on(hospitals, federation):
     box = inbox(hospitals, federation.parent / "inbox", *NAMES)
     flip_a_byte(box / "east.safetensors")
     words = ["--uploads", str(box), "--test", str(hospitals / "test"), "--min-members", "2"]
-    outcome = oneflare("server", "fuse", str(federation), *words, cwd=hospitals)
+    outcome = forked("server", "fuse", str(federation), *words, cwd=hospitals)
     assert outcome.returncode == 0, outcome.stderr
     content = json.loads((federation / "result.json").read_text())
     assert [member["name"] for member in content["members"]] == ["north", "south"]

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import statistics
-import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +31,7 @@ from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
 from oneflare.study.summary import judged_claims, summary_page, tally
-from shared import COMMAND, Forked, forked
+from shared import Forked, forked, wait_for
 
 ROOT = Path(__file__).parents[2]
 TINY = """
@@ -307,18 +303,9 @@ def test_cells_that_turn_out_to_be_there_do_not_flatter_the_estimate(tiny, monke
 def test_a_killed_study_goes_on(tiny, tmp_path):
     folder, plan = tiny
     (tmp_path / "tiny.yaml").write_text(TINY)
-    process = subprocess.Popen(
-        [*COMMAND, "study", "tiny.yaml", "--processes", "1", "--seeds", "1", "workers=1"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    for _ in range(2400):
-        if list(tmp_path.glob("runs/cells/*/result.json")):
-            break
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    process = Forked("study", "tiny.yaml", "--processes", "1", "--seeds", "1", "workers=1", cwd=tmp_path)
+    wait_for(lambda: list(tmp_path.glob("runs/cells/*/result.json")))
+    process.kill_with_children()
     process.wait()
     finished = list(tmp_path.glob("runs/cells/*/result.json"))
     assert 1 <= len(finished) < 4
