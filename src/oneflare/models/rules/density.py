@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +16,11 @@ FREEDOM = 10.0
 """degrees of freedom of the Student densities: photographs have heavier tails than a Gaussian"""
 NEVER = -1e4
 """score of a class that nobody has"""
+
+
+def room_like(one: Tensor, members: int) -> Tensor:
+    """`(members, ...)` numbers yet to be written, for members of whom one is given as `(1, ...)`"""
+    return torch.empty((members, *one.shape[1:]), dtype=one.dtype)
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,14 @@ class StudentDensities:
         """Those of some members. rows: `(N,)` whether each is among them"""
         return StudentDensities(self.whitening[rows], self.centres[rows], self.spread[rows], self.level[rows])
 
-    @classmethod
-    def together(cls, parts: Sequence[StudentDensities]) -> StudentDensities:
-        """Those of several groups of members as one."""
-        names = ("whitening", "centres", "spread", "level")
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    def room(self, members: int) -> StudentDensities:
+        """Room for so many members like this one, to be filled by `put`."""
+        return StudentDensities(*(room_like(value, members) for value in vars(self).values()))
+
+    def put(self, row: int, one: StudentDensities) -> None:
+        """Writes a single member's into a row."""
+        for name, value in vars(self).items():
+            value[row] = getattr(one, name)[0]
 
     def log_densities(self, member: int, roots: Tensor) -> Tensor:
         """`(n, d)` -> `(n, K)`"""
