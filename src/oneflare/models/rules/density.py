@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -159,10 +159,14 @@ class DensityRatio:
 @rule
 @dataclass(frozen=True)
 class Corroboration(DensityRatio):
-    """log p_c + log softmax(t score)_c: two opinions, the analytic posterior p and the members' ratios.
+    """(log p_c + log softmax(t score)_c) / (1 + o t): two opinions, the analytic posterior p and the members' ratios.
 
-    The sharpness t is 1 where they are independent, and less where they rest on the same features.
+    The sharpness t says how much the members count. The overlap o makes the answers less sure, because two opinions on
+    one image are not independent; it never decides which class they name.
     """
+
+    overlap: Tensor = field(default_factory=lambda: torch.tensor(0.0))
+    """`()` o, 0 in files that do not have it"""
 
     def start(self, images: int) -> Tensor:
         """`(n, 2, C)`: the analytic log posterior, which the model fills in, and the members' scores"""
@@ -173,7 +177,8 @@ class Corroboration(DensityRatio):
         state[rows, 1] += self.weights[member] * self.ratios(member, features) / features.shape[1] ** 0.5
 
     def finish(self, state: Tensor) -> Tensor:
-        return state[:, 0] + (self.sharpness * state[:, 1]).log_softmax(1)
+        together = state[:, 0] + (self.sharpness * state[:, 1]).log_softmax(1)
+        return together / (1 + self.overlap * self.sharpness)
 
     def familiarity(self, state: Tensor) -> Tensor:
         return super().familiarity(state[:, 1])
