@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -128,5 +129,6 @@ def networks_say(densities: MemberDensities, counts: Tensor) -> float:
     image. An empirical law: networks that hardly tell their own images from destroyed ones err on other images where
     the statistics err, and more often. counts: `(N, C)` n, as far as believed
     """
-    mean = float((densities.expected * counts).sum() / counts.sum().clamp(min=1e-12)) / densities.means.shape[2] ** 0.5
-    return min(1.0, (max(mean, 0.0) / KNOWING) ** 2)
+    total = (densities.expected * counts).sum() / counts.sum().clamp(min=1e-12)
+    share = max(float(total) / math.sqrt(densities.means.shape[2]), 0.0) / KNOWING
+    return min(1.0, share * share)

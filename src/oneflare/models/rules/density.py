@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ class DensityRatio:
         background: StudentDensities,
         bound: float,
         sharpness: float = 1.0,
-    ) -> DensityRatio:
+    ) -> Self:
         return cls(
             weights.float(),
             **{f"classes_{name}": value for name, value in vars(classes).items()},
