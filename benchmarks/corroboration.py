@@ -121,12 +121,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(*runs: str) -> None:
     with one_thread():
         for run in map(Path, runs):
+            found = measure(run)
             known = read_json(RESULTS)["runs"] if RESULTS.exists() else {}
-            known[run.name] = measure(run)
-            known = dict(sorted(known.items()))
+            known = dict(sorted((known | {run.name: found}).items()))
             write_json(RESULTS, {"runs": known})
             write_text(RESULTS.with_suffix(".md"), table(list(known.values())))
-            print(run.name, f"{gain(known[run.name]['test']):+.2f}", flush=True)
+            print(run.name, f"{gain(found['test']):+.2f}", flush=True)
 
 
 if __name__ == "__main__":
