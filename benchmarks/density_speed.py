@@ -1,14 +1,18 @@
-"""What density ratios cost: `python -m benchmarks.density_speed`
+"""What density ratios cost: `python -m benchmarks.density_speed [evidence | fusion]`, by default both.
 
 1. Measuring the evidence, as a part of the processor time of training (digits with conv4, 32 x 32 pixels with resnet8).
-2. Fusing 100 members with 512 features and 100 classes: seconds of the processor and memory.
+2. Fusing 100 members with 512 features and 100 classes: seconds of the processor and of the clock, and memory.
 3. Asking the fused model, as a ratio to the bare passes through the members' encoders.
 
-Ratios in one process, one thread; seconds are of the processor. Writes `results/density/speed.json`.
+Ratios in one process, one thread per torch operation; seconds are of the processor unless they say wall. The clock
+means something on a machine that does nothing else; how many wait for its processors is written beside it. Writes
+`results/density/speed.json`.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +21,7 @@ from typing import Any
 import torch
 
 from oneflare.client.density import measure_density
-from oneflare.core.files import write_json
+from oneflare.core.files import read_json, write_json
 from oneflare.core.seeds import torch_generator
 from oneflare.data import ClientData, prepare
 from oneflare.fusion import UploadSet, build_fusion, logits_of_all
@@ -81,15 +85,21 @@ def fuse_many(members: int, width: int, classes: int) -> dict[str, float]:
             )
         uploads = UploadSet(tuple(read_upload(path, contract) for path in paths), contract, network)
         memory = peak_memory_bytes()
-        before = time.process_time()
+        before, clock = time.process_time(), time.perf_counter()
         model = build_fusion({"name": "density_ratio"}).fuse(uploads).model
-        fusing = time.process_time() - before
+        fusing, wall = time.process_time() - before, time.perf_counter() - clock
         images = data.test.images[:64]
         answering = min(_seconds(lambda: logits_of_all({"": model}, images)) for _ in range(2))
         bare = min(_seconds(lambda: _passes(uploads, images)) for _ in range(2))
     more = peak_memory_bytes() - memory
-    ratio = answering / bare
-    return {"dim": contract.dim, "fuse_seconds": fusing, "memory_bytes": more, "answers_over_passes": ratio}
+    return {
+        "dim": contract.dim,
+        "fuse_seconds": fusing,
+        "fuse_wall_seconds": wall,
+        "load": os.getloadavg()[0],
+        "memory_bytes": more,
+        "answers_over_passes": answering / bare,
+    }
 
 
 def _seconds(work: Any) -> float:
@@ -104,19 +114,24 @@ def _passes(uploads: UploadSet, images: torch.Tensor) -> None:
         encoder(prepare(images, uploads.contract.image))
 
 
-def main() -> None:
+def main(*wanted: str) -> None:
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"evidence": {name: evidence_share(**place) for name, place in PLACES.items()}}
-    found["fusion"] = {"members": 100, "classes": 100, **fuse_many(100, 128, 100)}
+    found: dict[str, Any] = read_json(RESULTS) if RESULTS.exists() else {}
+    if "evidence" in wanted or not wanted:
+        found["evidence"] = {name: evidence_share(**place) for name, place in PLACES.items()}
+    if "fusion" in wanted or not wanted:
+        found["fusion"] = {"members": 100, "classes": 100, **fuse_many(100, 128, 100)}
     write_json(RESULTS, found)
-    for name, row in found["evidence"].items():
+    for name, row in found.get("evidence", {}).items():
         print(f"{name}: evidence takes {100 * row['share']:.1f} % of training")
-    row = found["fusion"]
-    print(
-        f"100 members, d = {row['dim']}, 100 classes: fused in {row['fuse_seconds']:.1f} s of the processor with "
-        f"{row['memory_bytes'] / 2**20:.0f} MiB more; an answer costs {row['answers_over_passes']:.2f} bare passes"
-    )
+    if "fusion" in found:
+        row = found["fusion"]
+        print(
+            f"100 members, d = {row['dim']}, 100 classes: fused in {row['fuse_seconds']:.1f} s of the processor, "
+            f"{row['fuse_wall_seconds']:.1f} s by the clock at load {row['load']:.0f}, with "
+            f"{row['memory_bytes'] / 2**20:.0f} MiB more; an answer costs {row['answers_over_passes']:.2f} bare passes"
+        )
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

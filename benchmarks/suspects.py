@@ -17,9 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from oneflare._version import __version__
 from oneflare.client.observer import Observer
 from oneflare.core.files import read_json, write_json
@@ -28,6 +25,7 @@ from oneflare.errors import UploadError
 from oneflare.fusion import UploadSet
 from oneflare.fusion.trust.probes import probe_features
 from oneflare.fusion.trust.suspects import LEAST_MEMBERS, find_suspects
+from oneflare.nn.encoders import Features
 from oneflare.nn.hardware import one_thread
 from oneflare.simulation.stages import open_run, read_experiment, run_experiment
 from oneflare.study.attacks import ATTACKS, LABEL_FLIP, NOBODY, counts_of, network_of, with_flipped_labels
@@ -74,10 +72,10 @@ def flipped(cell: Path, folder: Path) -> UploadSet:
     return dataclasses.replace(uploads, uploads=tuple(read_upload(path, uploads.contract) for path in members))
 
 
-REMEMBERED: dict[str, Tensor] = {}
+REMEMBERED: dict[str, Features] = {}
 
 
-def features_of(alone: UploadSet) -> Tensor:
+def features_of(alone: UploadSet) -> Features:
     """Of the probes, `(1, probes, d)`; each upload is asked once."""
     (upload,) = alone.uploads
     if upload.digest not in REMEMBERED:
@@ -89,7 +87,7 @@ def look(uploads: UploadSet, attack: str, sent: Upload | None) -> dict[str, Any]
     """Who is suspected when one member sends this."""
     attacker = None if sent is None else sent.client
     received = tuple(sent if sent is not None and upload.client == attacker else upload for upload in uploads)
-    features = torch.cat([features_of(dataclasses.replace(uploads, uploads=(upload,))) for upload in received])
+    features = Features.together([features_of(dataclasses.replace(uploads, uploads=(upload,))) for upload in received])
     sent_in = dataclasses.replace(uploads, uploads=received)
     found = {suspect.client: suspect.reason for suspect in find_suspects(sent_in, features=features)}
     wrongly = {client: reason for client, reason in found.items() if client != attacker}

@@ -7,6 +7,6 @@ with another training arithmetic is refused; figures with another fusion arithme
 
 __version__ = "0.1.0"
 TRAINING_ARITHMETIC = 1
-FUSION_ARITHMETIC = 3
+FUSION_ARITHMETIC = 4
 """2: rules get raw features, where 1 brought every client's features to unit length before the sum; 3: density ratios
-are calibrated"""
+are calibrated; 4: networks count beside statistics as far as members know their own images"""

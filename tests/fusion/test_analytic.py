@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.analytic.solver import NEVER, PROBES, RIDGES, Factored, Spectrum, solve
+from oneflare.fusion.analytic.sums import KNOWING, networks_say
+from oneflare.fusion.densities import member_densities
 from oneflare.methods.resolve import resolve
 from oneflare.metrics.classification import expected_calibration_error
 from oneflare.models.rules.redistribution import Redistribution
@@ -385,15 +388,32 @@ def test_the_combination_is_not_worse_than_its_better_part(both):
     assert any(upload.trust > 0 for upload in uploads)
 
 
-def test_the_combination_adds_two_log_posteriors(both):
+@pytest.mark.parametrize("knowing", [KNOWING, 6.0])
+def test_the_combination_adds_two_log_posteriors(both, monkeypatch, knowing):
+    """(log p + t score) / (1 + t/4), with t = (R / 2.5)^2 and R the ratio that members' images have on average."""
+    monkeypatch.setattr("oneflare.fusion.analytic.sums.KNOWING", knowing)
     _, uploads = both
     images = DIGITS.test.images[:30]
     model, ratio, analytic = (
         build_fusion({"name": name}).fuse(uploads).model for name in ("flare_analytic", "density_ratio", "analytic")
     )
-    unsharpened = ratio.logits(images) / ratio.rule.sharpness
-    expected = analytic.predict_proba(images).log() + unsharpened.log_softmax(1)
-    assert torch.allclose(model.logits(images), expected, atol=1e-3)
+    scores, densities = ratio.logits(images) / ratio.rule.sharpness, member_densities(uploads)
+    owners, labels = uploads.counts.nonzero(as_tuple=True)
+    of_images = densities.expected[owners, labels].repeat_interleave(uploads.counts[owners, labels].long())
+    t = min(1.0, (float(of_images.mean()) / densities.means.shape[2] ** 0.5 / knowing) ** 2)
+    assert t == 1 if knowing == KNOWING else 0.05 < t < 0.95
+    wanted = ((analytic.predict_proba(images).log() + t * scores) / (1 + t / 4)).softmax(1)
+    assert torch.allclose(model.predict_proba(images), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(("ratio", "t"), [(-1.0, 0.0), (0.0, 0.0), (0.5, 0.04), (1.25, 0.25), (2.5, 1.0), (9.0, 1.0)])
+def test_networks_count_as_far_as_members_know_their_own_images(both, ratio, t):
+    _, uploads = both
+    densities = member_densities(uploads)
+    expected = torch.full_like(densities.expected, ratio * densities.means.shape[2] ** 0.5)
+    # what is said of classes without an image does not matter
+    expected[uploads.counts == 0] = 1e6
+    assert networks_say(replace(densities, expected=expected), uploads.counts) == pytest.approx(t)
 
 
 @pytest.mark.parametrize("networks", ["density", "redistribution"])

@@ -20,14 +20,16 @@ from oneflare.data import ClientData, load, prepare
 from oneflare.data.dataset import to_unit
 from oneflare.errors import ConfigError, MemberFault, UploadError
 from oneflare.fusion import build_fusion, load_model
-from oneflare.fusion.densities import member_densities, oracle_shrinkage, shrunk
+from oneflare.fusion.densities import BLOCK, member_densities, oracle_shrinkage, shrunk, whitened_trace
 from oneflare.fusion.density.ratio import rule_parts
 from oneflare.methods.resolve import resolve
 from oneflare.models.onnx import export_onnx
 from oneflare.models.rules.density import FREEDOM, NEVER, DensityRatio, StudentDensities
 from oneflare.nn.encoders import both_features
+from oneflare.upload import Upload
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY_MEANS, WITHIN, complaint
 from oneflare.upload.symmetric import unpack_symmetric
+from oneflare.upload.tensors import copied_tensors
 
 
 @pytest.fixture(params=["knowing_members", "widened_members"])
@@ -95,6 +97,45 @@ def test_expected_ratios_are_those_of_images_drawn_from_the_moments(knowing_memb
             ratios = densities.ratios(member, (u.sign() * u.square()).float())[:, label]
             found = float(densities.expected[member, label])
             assert found == pytest.approx(float(ratios.mean()), rel=0.15, abs=0.5)
+
+
+@pytest.mark.parametrize("d", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+def test_the_whitened_trace_is_numpys(d):
+    whitening, within = drawn(d, d).tril().float(), covariance(d, seed=1).float()
+    wanted = np.trace(whitening.double().numpy() @ within.double().numpy() @ whitening.double().numpy().T)
+    assert float(whitened_trace(whitening, within)) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_members_side_by_side_are_those_that_are_made_one_by_one(members):
+    """Also the variance within classes, as a part of the background's, which a trace of the whole matrices gives."""
+    together = member_densities(members)
+    assert together.take(torch.ones(len(members), dtype=torch.bool)) is together
+    for row, upload in enumerate(members):
+        alone = member_densities(dataclasses.replace(members, uploads=(upload,)))
+        one = together.take(torch.arange(len(members)) == row)
+        for name in ("held", "means", "expected", "width"):
+            assert torch.equal(getattr(one, name), getattr(alone, name)), name
+        for kind in ("classes", "background"):
+            for name, value in vars(getattr(one, kind)).items():
+                assert torch.equal(value, getattr(getattr(alone, kind), name)), (kind, name)
+        part = upload.evidence("density.")
+        within, behind = (unpack_symmetric(part[name]).trace() for name in (WITHIN, BACKGROUND))
+        assert float(one.width) == pytest.approx(float(within / behind))
+
+
+def test_a_fusion_reads_and_verifies_every_upload_once(members, monkeypatch):
+    asked = []
+
+    def noted(upload, prefix):
+        asked.append((upload.client, prefix))
+        return dict(copied_tensors(upload.path, upload.manifest, upload.entries, prefix))
+
+    monkeypatch.setattr(Upload, "_tensors", noted)
+    build_fusion({"name": "density_ratio"}).fuse(members)
+    projected = members.contract.dim != 16  # whose weights say where their prototypes are
+    for upload in members:
+        assert asked.count((upload.client, "evidence.density.")) == 1
+        assert asked.count((upload.client, "encoder.")) == 1 + projected
 
 
 def test_answers_are_as_sure_as_the_law_says_and_otherwise_unchanged(knowing_members):

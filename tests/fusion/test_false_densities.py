@@ -48,7 +48,7 @@ def lying(federation: UploadSet, position: int, name: str, folder) -> UploadSet:
 
 
 def test_honest_members_are_not_suspected_and_know_nothing_of_probes(federation):
-    densities, features = member_densities(federation), probe_features(federation)
+    densities, features = member_densities(federation), probe_features(federation).own
     assert false_densities(federation, features) == {}
     assert densities.usual is not None
     assert float(knows_nothing(densities, features).max()) < KNOWN * densities.usual
@@ -59,7 +59,7 @@ def test_whoever_lies_about_densities_is_named_and_left_out(federation, tmp_path
     position = int(torch.tensor([int((upload.counts > 0).sum()) for upload in federation]).argmax())
     uploads = lying(federation, position, name, tmp_path)
     client = federation.uploads[position].client
-    found = false_densities(uploads, probe_features(uploads))
+    found = false_densities(uploads, probe_features(uploads).own)
     assert list(found) == [client]
     word = "agree with its own prototypes" if name == "exchanged_densities" else "of pictures that show nothing"
     assert word in found[client]
@@ -76,7 +76,7 @@ def test_whoever_denies_its_classes_by_wide_densities_is_named(federation, tmp_p
     uploads = dataclasses.replace(
         federation, uploads=tuple(sent if upload is honest else upload for upload in federation.uploads)
     )
-    found = false_densities(uploads, probe_features(uploads))
+    found = false_densities(uploads, probe_features(uploads).own)
     assert list(found) == [honest.client]
     fused = build_fusion({"name": "density_ratio"}).fuse(uploads)
     assert [(one.client, one.treatment) for one in fused.suspects] == [(honest.client, "left out")]

@@ -14,7 +14,7 @@ from crowd import charter_of, upload_of
 from oneflare.federation.charter import FILE
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import build_fusion
-from oneflare.fusion.trust.suspects import agreement, capped, evened, judge, way_cosine
+from oneflare.fusion.trust.suspects import agreement, capped, compared, evened, judge, way_cosine
 from oneflare.methods.resolve import resolve
 from oneflare.study.attack_study import BUDGET, VEHICLES, attack_study, write_study
 from oneflare.study.attacks import ATTACKS, KINDS, LABEL_FLIP, NOBODY, SWAPPED, build_scene
@@ -76,6 +76,16 @@ def test_agreement_is_a_weighted_correlation_of_answers():
         weight += float(w.sum())
     assert float(found.answers[0]) == pytest.approx(total / weight, rel=1e-4)
     assert float(found.evidence[0]) == pytest.approx(weight / (MEMBERS - 1), rel=1e-4)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_members_compared_once_fit_as_if_they_were_compared_anew(counted):
+    features, prototypes, counts, *way = honest_members()
+    rows = torch.tensor([0, 2, 3, 5])
+    known = compared(features, prototypes, counts if counted else None, *way)
+    anew = agreement(features[rows], prototypes[rows], counts[rows] if counted else None, *way)
+    for name, value in vars(known.among(rows)).items():
+        assert torch.allclose(value, getattr(anew, name), rtol=1e-4), name
 
 
 def test_honest_members_are_not_suspected():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from oneflare.upload.symmetric import (
     correlations,
+    packed_diagonal,
     positive,
     products_complaint,
     triangle,
@@ -28,6 +29,7 @@ def test_a_triangle_gives_the_matrix_back(dim, seed):
     assert len(row) == triangle_size(dim)
     assert np.array_equal(torch.from_numpy(whole).masked_select(triangle(dim)), row)
     assert np.array_equal(unpack_symmetric(torch.from_numpy(row)), np.triu(whole) + np.triu(whole, 1).T)
+    assert np.array_equal(packed_diagonal(torch.from_numpy(row)), np.diagonal(whole))
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 99))

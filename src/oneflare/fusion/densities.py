@@ -10,12 +10,12 @@ from torch import Tensor
 
 from oneflare.errors import MemberFault
 from oneflare.fusion.base import UploadSet
-from oneflare.models.rules.density import FREEDOM, StudentDensities
+from oneflare.models.rules.density import FREEDOM, StudentDensities, room_like
 from oneflare.nn.encoders import widened
 from oneflare.nn.network import signed_root
 from oneflare.upload import Upload
 from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN
-from oneflare.upload.symmetric import unpack_symmetric
+from oneflare.upload.symmetric import packed_diagonal, unpack_symmetric
 
 SHRINKAGE = 0.5
 """least weight of the multiple of the identity in every covariance; chosen on training images that nobody trained on"""
@@ -31,6 +31,8 @@ LEAST_TYPICAL = 0.05
 FIRM_SHRINKAGE = 0.1
 """least weight of the identity at which a covariance is sure to be factored well in single precision: its condition
 number is then at most 10 d"""
+BLOCK = 128
+"""rows of a triangular matrix that are multiplied at once"""
 BOUND = 3.0
 """a ratio counts for at most so many times what is usual for members' own images"""
 
@@ -65,12 +67,27 @@ class MemberDensities:
     """`(N, C, d)` of u by class"""
     expected: Tensor
     """`(N, C)` the ratio of a member's own images of each class, by what it claims of them (`expected_ratios`)"""
+    width: Tensor
+    """`(N,)` the variance within classes that a member claims, as a part of its background's"""
 
     def take(self, rows: Tensor) -> MemberDensities:
         """Those of some members. rows: `(N,)` whether each is among them"""
-        return MemberDensities(
-            self.classes.take(rows), self.background.take(rows), self.held[rows], self.means[rows], self.expected[rows]
-        )
+        if bool(rows.all()):
+            return self
+        parts = (self.classes.take(rows), self.background.take(rows))
+        return MemberDensities(*parts, self.held[rows], self.means[rows], self.expected[rows], self.width[rows])
+
+    def room(self, members: int) -> MemberDensities:
+        """Room for so many members like this one, to be filled by `put`."""
+        rest = (room_like(value, members) for value in (self.held, self.means, self.expected, self.width))
+        return MemberDensities(self.classes.room(members), self.background.room(members), *rest)
+
+    def put(self, row: int, one: MemberDensities) -> None:
+        """Writes a single member's into a row."""
+        self.classes.put(row, one.classes)
+        self.background.put(row, one.background)
+        for name in ("held", "means", "expected", "width"):
+            getattr(self, name)[row] = getattr(one, name)[0]
 
     def ratios(self, member: int, features: Tensor) -> Tensor:
         """r of one member, without any bound, `(n, d)` raw features -> `(n, C)`"""
@@ -117,39 +134,46 @@ def expected_ratios(classes: StudentDensities, background: StudentDensities, mea
     """
     inside, outside = classes.whitening[0], background.whitening[0]
     within = within.float()
-    near = (inside @ within * inside).sum().double() / classes.spread[0].double()
+    near = whitened_trace(inside, within) / classes.spread[0].double()
     apart = means.float() @ outside.T - background.centres[0]
-    far = (outside @ within * outside).sum().double() + apart.square().sum(1).double()
+    far = whitened_trace(outside, within) + apart.square().sum(1).double()
     half = (FREEDOM + inside.shape[1]) / 2
     known = classes.level[0].double() - half * torch.log1p(near / FREEDOM)
     ratios: Tensor = known - (background.level[0].double() - half * torch.log1p(far / FREEDOM))
     return ratios
 
 
+def whitened_trace(whitening: Tensor, covariance: Tensor) -> Tensor:
+    """tr(W S W^T) of a lower triangular W, `(d, d)` each; what W has above its diagonal is not multiplied."""
+    dim, total = len(whitening), torch.zeros((), dtype=torch.float64)
+    for start in range(0, dim, BLOCK):
+        end = min(start + BLOCK, dim)
+        rows = whitening[start:end, :end]
+        total += (rows @ covariance[:end, :end] * rows).sum().double()
+    return total
+
+
 def member_densities(uploads: UploadSet, shrinkage: float = SHRINKAGE) -> MemberDensities:
     """The densities of every member, from its evidence `density`; one member's covariances in memory at a time."""
-    made = [_one_member(upload, counts, shrinkage) for upload, counts in zip(uploads, uploads.counts, strict=True)]
-    classes, background, means, expected = zip(*made, strict=True)
-    return MemberDensities(
-        StudentDensities.together(classes),
-        StudentDensities.together(background),
-        uploads.counts > 0,
-        torch.stack(means),
-        torch.stack(expected),
-    )
+    counts = uploads.counts
+    first = _one_member(uploads.uploads[0], counts[0], shrinkage)
+    found = first.room(len(uploads))
+    for row, upload in enumerate(uploads):
+        found.put(row, _one_member(upload, counts[row], shrinkage) if row else first)
+    return found
 
 
-def _one_member(
-    upload: Upload, counts: Tensor, shrinkage: float
-) -> tuple[StudentDensities, StudentDensities, Tensor, Tensor]:
-    """Densities of its classes and of its background, class means and expected ratios."""
+def _one_member(upload: Upload, counts: Tensor, shrinkage: float) -> MemberDensities:
+    """Those of a single member."""
     part = upload.evidence(DENSITY)
     means, middle = part[DENSITY_MEANS].double(), part[BACKGROUND_MEAN].double()
     dtype = torch.float32 if shrinkage >= FIRM_SHRINKAGE else torch.float64
     within, behind = (unpack_symmetric(part[name], dtype)[None] for name in (WITHIN, BACKGROUND))
-    variance = float(behind[0].diagonal().mean())
+    claimed = {name: packed_diagonal(part[name]).double().sum() for name in (WITHIN, BACKGROUND)}
+    variance = float(claimed[BACKGROUND]) / means.shape[1]
     if not variance > 0:
         raise MemberFault(upload.client, f"{upload.path}: its network answers every background image alike")
+    width = claimed[WITHIN] / claimed[BACKGROUND].clamp(min=1e-30)
     images = counts.sum()
     degrees = (images - (counts > 0).sum()).clamp(min=0) + PRIOR_IMAGES
     prior = PRIOR_IMAGES * variance * torch.eye(means.shape[1], dtype=dtype)
@@ -158,7 +182,8 @@ def _one_member(
     classes = StudentDensities.of(means[None], shrunk(pooled, degrees[None], shrinkage), spread)
     behind = shrunk(behind, images[None], shrinkage)
     background = StudentDensities.of(middle[None, None], behind, torch.ones(1, 1, dtype=torch.float64))
-    return classes, background, means, expected_ratios(classes, background, means, pooled[0])
+    expected = expected_ratios(classes, background, means, pooled[0])
+    return MemberDensities(classes, background, counts[None] > 0, means[None], expected[None], width[None])
 
 
 def projected_means(means: Tensor, upload: Upload, uploads: UploadSet) -> Tensor:

@@ -112,6 +112,13 @@ class Features(NamedTuple):
         same = all(part.projected is part.own for part in parts)
         return cls(own, own if same else torch.cat([part.projected for part in parts]))
 
+    @classmethod
+    def stacked(cls, parts: Sequence[Features]) -> Features:
+        """Those of several encoders, `(N, batch, d)`."""
+        own = torch.stack([part.own for part in parts])
+        same = all(part.projected is part.own for part in parts)
+        return cls(own, own if same else torch.stack([part.projected for part in parts]))
+
 
 def widened(encoder: nn.Module) -> nn.Linear | None:
     """The projection of an encoder whose own features are fewer than d; None where it has none."""

@@ -27,9 +27,17 @@ def symmetric(upper: Tensor) -> Tensor:
 def unpack_symmetric(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """The matrix whose upper triangle is given as one row of numbers."""
     dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
-    upper = torch.zeros(dim, dim, dtype=dtype)
-    upper[triangle(dim)] = values.to(dtype)
-    return symmetric(upper)
+    upper = torch.zeros(dim, dim, dtype=dtype).masked_scatter_(triangle(dim), values.to(dtype))
+    whole = upper + upper.T
+    whole.diagonal().copy_(upper.diagonal())
+    return whole
+
+
+def packed_diagonal(values: Tensor) -> Tensor:
+    """The diagonal `(dim,)` of the matrix whose upper triangle is given as one row of numbers."""
+    dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
+    lengths = torch.arange(dim, 0, -1)
+    return values[lengths.cumsum(0) - lengths]
 
 
 def products_complaint(products: Tensor, square: str = "variance", product: str = "covariance") -> str | None:

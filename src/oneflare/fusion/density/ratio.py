@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.densities import SHRINKAGE, MemberDensities, member_densities
+from oneflare.fusion.trust.probes import probe_features
 from oneflare.fusion.trust.suspects import COUNT_CAP, capped, find_suspects
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.density import DensityRatio, StudentDensities
@@ -40,8 +43,11 @@ class DensityRatioFusion(Fusion):
         self.shrinkage, self.count_cap, self.seed = shrinkage, count_cap, seed
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
-        densities = member_densities(uploads, self.shrinkage)
-        suspects = tuple(find_suspects(uploads, self.seed, self.count_cap, densities=densities))
+        with ThreadPoolExecutor(1) as beside:  # both are long and neither needs the other; torch leaves Python free
+            answers = beside.submit(probe_features, uploads, self.seed)
+            densities = member_densities(uploads, self.shrinkage)
+            features = answers.result()
+        suspects = tuple(find_suspects(uploads, self.seed, self.count_cap, features, densities))
         left_out = {suspect.client for suspect in suspects if suspect.left_out}
         kept = uploads.without(left_out)
         if left_out:

@@ -9,6 +9,7 @@ from torch import Tensor
 from oneflare.core.seeds import torch_generator
 from oneflare.data import ImageSpec, prepare
 from oneflare.fusion.base import UploadSet
+from oneflare.nn.encoders import Features
 
 PROBES = 128
 GRIDS = (2, 3, 4)
@@ -27,15 +28,8 @@ def probe_images(image: ImageSpec, number: int = PROBES, seed: int = 0) -> Tenso
     return torch.cat(parts)
 
 
-def probe_features(uploads: UploadSet, seed: int = 0) -> Tensor:
+def probe_features(uploads: UploadSet, seed: int = 0) -> Features:
     """`(N, probes, d)` raw features of the same probes, one encoder in memory at a time."""
     image = uploads.contract.image
     pixels = prepare(probe_images(image, seed=seed), image)
-    return torch.stack([features.projected for features in uploads.features(pixels)])
-
-
-def own_probe_features(uploads: UploadSet, seed: int = 0) -> Tensor:
-    """The same before a projection that widens the features, where densities are measured."""
-    image = uploads.contract.image
-    pixels = prepare(probe_images(image, seed=seed), image)
-    return torch.stack([features.own for features in uploads.features(pixels)])
+    return Features.stacked(list(uploads.features(pixels)))

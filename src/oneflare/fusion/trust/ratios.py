@@ -14,11 +14,6 @@ from torch import Tensor
 
 from oneflare.fusion.base import UploadSet
 from oneflare.fusion.densities import MemberDensities, member_densities, projected_means
-from oneflare.fusion.trust.probes import own_probe_features
-from oneflare.nn.encoders import widened
-from oneflare.upload import Upload
-from oneflare.upload.evidence import BACKGROUND, DENSITY, WITHIN
-from oneflare.upload.symmetric import unpack_symmetric
 
 LEAST_MEMBERS = 3
 """with fewer there is no majority that could be right"""
@@ -59,14 +54,13 @@ def fit(means: Tensor, prototypes: Tensor) -> float | None:
 def false_densities(uploads: UploadSet, features: Tensor, densities: MemberDensities | None = None) -> dict[int, str]:
     """Client -> why its densities cannot be those of an honest member; nobody where half or more would be named.
 
-    features: `(N, probes, d)`, finite; densities: of the same members, if they are known already.
+    features: `(N, probes, d)` of the probes, finite, and before a projection that widens them, where densities are
+    measured; densities: of the same members, if they are known already.
     """
     if not {"density", "counts"} <= uploads.offered or len(uploads) < LEAST_MEMBERS:
         return {}
     densities = member_densities(uploads) if densities is None else densities
-    if widened(uploads.template.encoder) is not None:
-        features = own_probe_features(uploads)
-    found = {**_too_wide(uploads), **_contradicting(uploads, densities), **_too_sure(densities, features)}
+    found = {**_too_wide(densities), **_contradicting(uploads, densities), **_too_sure(densities, features)}
     if 2 * len(found) >= len(uploads):
         return {}
     return {uploads.uploads[row].client: reason for row, reason in found.items()}
@@ -84,19 +78,13 @@ def _too_sure(densities: MemberDensities, features: Tensor) -> dict[int, str]:
     }
 
 
-def _too_wide(uploads: UploadSet) -> dict[int, str]:
-    parts = torch.tensor([_variance(upload, WITHIN) / max(_variance(upload, BACKGROUND), 1e-30) for upload in uploads])
-    usual = float(parts.median())
+def _too_wide(densities: MemberDensities) -> dict[int, str]:
+    usual = float(densities.width.median())
     return {
         row: f"its images of one class are said to differ {part / usual:.2g} times as much as usual"
-        for row, part in enumerate(parts.tolist())
+        for row, part in enumerate(densities.width.tolist())
         if usual > 0 and not part <= WIDE * usual
     }
-
-
-def _variance(upload: Upload, name: str) -> float:
-    """Sum of the variances in one of a member's covariances."""
-    return float(unpack_symmetric(upload.evidence(DENSITY)[name]).trace())
 
 
 def _contradicting(uploads: UploadSet, densities: MemberDensities) -> dict[int, str]:

@@ -102,4 +102,5 @@ class MedianPrototypes(Fusion):
         prototypes = robust_prototypes(uploads.prototypes, uploads.counts, self.trim, weighted=self.weighted)
         scale = uploads.prototypes.norm(dim=2).median()
         weights = uploads.size_weights.float()
-        return Fused(uploads.members(BoundedFeatureSum.of(weights, scale * prototypes, probe_features(uploads))))
+        probes = probe_features(uploads).projected
+        return Fused(uploads.members(BoundedFeatureSum.of(weights, scale * prototypes, probes)))

@@ -27,6 +27,7 @@ from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.members import usable
 from oneflare.models.rules.sums import BoundedFeatureSum
 from oneflare.nn import build_anchors
+from oneflare.nn.encoders import Features
 from oneflare.upload import Upload
 
 LEAST_MEMBERS = 3
@@ -79,7 +80,35 @@ def way_cosine(prototypes: Tensor, start: Tensor, anchors: Tensor) -> Tensor:
     return torch.where((a > 0) & (b > 0), torch.maximum(projection, ends), ends)
 
 
-def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start: Tensor, anchors: Tensor) -> Fit:
+@dataclass(frozen=True)
+class Compared:
+    """What is known of every member, and of every two of them, from which `among` makes a `Fit` of some of them."""
+
+    prototypes: Tensor
+    """`(N,)` mean cosine to the way from the shared start to the anchors"""
+    length: Tensor
+    """`(N,)` mean prototype length"""
+    features: Tensor
+    """`(N,)` median length of the raw features of probes"""
+    correlation: Tensor
+    """`(N, N)` of two members' answers, over classes that both know"""
+    overlap: Tensor
+    """`(N, N)` in classes of two members, in [0, 1], and 0 on the diagonal"""
+
+    def among(self, rows: Tensor) -> Fit:
+        """How well some members fit each other. rows: `(n,)` their numbers"""
+        overlap = self.overlap[rows][:, rows]
+        total = overlap.sum(1)
+        return Fit(
+            prototypes=self.prototypes[rows],
+            answers=(overlap * self.correlation[rows][:, rows]).sum(1) / total.clamp(min=1e-12),
+            evidence=total / max(len(rows) - 1, 1),
+            length=_over_median(self.length[rows]),
+            features=_over_median(self.features[rows]),
+        )
+
+
+def compared(features: Tensor, prototypes: Tensor, counts: Tensor | None, start: Tensor, anchors: Tensor) -> Compared:
     """raw features `(N, probes, d)` of the same probes, prototypes `(N, C, d)`, counts `(N, C)` or None if withheld;
     start, anchors `(C, d)`.
 
@@ -90,7 +119,6 @@ def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start
     sqrt(p_ic p_jc), where p are their class shares; the weights' sum is their overlap.
     """
     unit = F.normalize(prototypes.float(), dim=2)
-    lengths = prototypes.norm(dim=2).mean(1)
     answers = torch.einsum("nbd,ncd->nbc", F.normalize(features, dim=2), unit)
     answers = answers - answers.mean(1, keepdim=True)
     members, _, classes = answers.shape
@@ -99,18 +127,19 @@ def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start
         shares = (counts / counts.sum(1, keepdim=True).clamp(min=1e-12)).float()
     root = shares.sqrt()
     weighted = (root[:, None] * answers).flatten(1)
-    common = weighted @ weighted.T
     scale = (root * answers.square().sum(1)) @ root.T
-    correlation = common / (scale * scale.T).sqrt().clamp(min=1e-12)
-    evidence = (root @ root.T).fill_diagonal_(0)
-    total = evidence.sum(1)
-    return Fit(
+    return Compared(
         prototypes=way_cosine(unit, start, anchors).mean(1),
-        answers=(evidence * correlation).sum(1) / total.clamp(min=1e-12),
-        evidence=total / max(members - 1, 1),
-        length=_over_median(lengths),
-        features=_over_median(features.norm(dim=2).median(1).values),
+        length=prototypes.norm(dim=2).mean(1),
+        features=features.norm(dim=2).median(1).values,
+        correlation=weighted @ weighted.T / (scale * scale.T).sqrt().clamp(min=1e-12),
+        overlap=(root @ root.T).fill_diagonal_(0),
     )
+
+
+def agreement(features: Tensor, prototypes: Tensor, counts: Tensor | None, start: Tensor, anchors: Tensor) -> Fit:
+    """How well all members fit each other; the arguments are those of `compared`."""
+    return compared(features, prototypes, counts, start, anchors).among(torch.arange(len(features)))
 
 
 def _over_median(values: Tensor) -> Tensor:
@@ -127,12 +156,11 @@ def judge(
     anchors: Tensor,
 ) -> list[Suspect]:
     """Who to leave out: one at a time, the worst first, never as many as half; the rest is judged anew."""
+    known = compared(features, prototypes, counts, start, anchors)
     kept = list(range(len(clients)))
     found: list[Suspect] = []
     while len(kept) >= LEAST_MEMBERS and 2 * (len(found) + 1) < len(clients):
-        rows = torch.tensor(kept)
-        seen = agreement(features[rows], prototypes[rows], None if counts is None else counts[rows], start, anchors)
-        worst = _worst(seen)
+        worst = _worst(known.among(torch.tensor(kept)))
         if worst is None:
             break
         index, reason = worst
@@ -200,7 +228,7 @@ def find_suspects(
     uploads: UploadSet,
     seed: int = 0,
     count_cap: float = COUNT_CAP,
-    features: Tensor | None = None,
+    features: Features | None = None,
     densities: MemberDensities | None = None,
 ) -> list[Suspect]:
     """Members whose uploads do not fit the others', with the reason; nothing but uploads is looked at.
@@ -214,14 +242,14 @@ def find_suspects(
     wrong = {**loud_evidence(uploads), **doubtful_sums(uploads)}
     if uploads.contract.deep:
         features = probe_features(uploads, seed) if features is None else features
-        answering = usable(features.flatten(0, 1)).view(len(uploads), -1).all(1)
+        answering = usable(features.projected.flatten(0, 1)).view(len(uploads), -1).all(1)
         silent = [client for client, answers in zip(clients, answering.tolist(), strict=True) if not answers]
         found = [Suspect(client, NO_ANSWER, "left out") for client in silent]
         if int(answering.sum()) >= LEAST_MEMBERS:
-            found += _disagreeing(uploads, features, answering)
+            found += _disagreeing(uploads, features.projected, answering)
             answered = dataclasses.replace(uploads, uploads=_chosen(uploads, answering))
             known = None if densities is None else densities.take(answering)
-            wrong |= false_densities(answered, features[answering], known)
+            wrong |= false_densities(answered, features.own[answering], known)
     named = {suspect.client for suspect in found}
     found += [Suspect(who, why, "left out") for who, why in wrong.items() if who not in named]
     left_out = {suspect.client for suspect in found}
@@ -271,7 +299,7 @@ class RobustPrototypes(Fusion):
         fused = F.normalize(counted_prototypes(prototypes, counts), dim=1)
         weights = believed[trusted] / believed[trusted].sum()
         length = prototypes.norm(dim=2).mean()
-        model = kept.members(BoundedFeatureSum.of(weights.float(), length * fused, features[trusted]))
+        model = kept.members(BoundedFeatureSum.of(weights.float(), length * fused, features.projected[trusted]))
         return Fused(model, suspects=tuple(suspects))
 
 

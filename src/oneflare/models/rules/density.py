@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +16,11 @@ FREEDOM = 10.0
 """degrees of freedom of the Student densities: photographs have heavier tails than a Gaussian"""
 NEVER = -1e4
 """score of a class that nobody has"""
+
+
+def room_like(one: Tensor, members: int) -> Tensor:
+    """`(members, ...)` numbers yet to be written, for members of whom one is given as `(1, ...)`"""
+    return torch.empty((members, *one.shape[1:]), dtype=one.dtype)
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,14 @@ class StudentDensities:
         """Those of some members. rows: `(N,)` whether each is among them"""
         return StudentDensities(self.whitening[rows], self.centres[rows], self.spread[rows], self.level[rows])
 
-    @classmethod
-    def together(cls, parts: Sequence[StudentDensities]) -> StudentDensities:
-        """Those of several groups of members as one."""
-        names = ("whitening", "centres", "spread", "level")
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    def room(self, members: int) -> StudentDensities:
+        """Room for so many members like this one, to be filled by `put`."""
+        return StudentDensities(*(room_like(value, members) for value in vars(self).values()))
+
+    def put(self, row: int, one: StudentDensities) -> None:
+        """Writes a single member's into a row."""
+        for name, value in vars(self).items():
+            value[row] = getattr(one, name)[0]
 
     def log_densities(self, member: int, roots: Tensor) -> Tensor:
         """`(n, d)` -> `(n, K)`"""
@@ -104,7 +111,7 @@ class DensityRatio:
         background: StudentDensities,
         bound: float,
         sharpness: float = 1.0,
-    ) -> DensityRatio:
+    ) -> Self:
         return cls(
             weights.float(),
             **{f"classes_{name}": value for name, value in vars(classes).items()},
@@ -152,10 +159,14 @@ class DensityRatio:
 @rule
 @dataclass(frozen=True)
 class Corroboration(DensityRatio):
-    """log p_c + log softmax(t score)_c: two opinions, the analytic posterior p and the members' ratios.
+    """(log p_c + log softmax(t score)_c) / (1 + o t): two opinions, the analytic posterior p and the members' ratios.
 
-    The sharpness t is 1 where they are independent, and less where they rest on the same features.
+    The sharpness t says how much the members count. The overlap o makes the answers less sure, because two opinions on
+    one image are not independent; it never decides which class they name.
     """
+
+    overlap: Tensor = field(default_factory=lambda: torch.tensor(0.0))
+    """`()` o, 0 in files that do not have it"""
 
     def start(self, images: int) -> Tensor:
         """`(n, 2, C)`: the analytic log posterior, which the model fills in, and the members' scores"""
@@ -166,7 +177,8 @@ class Corroboration(DensityRatio):
         state[rows, 1] += self.weights[member] * self.ratios(member, features) / features.shape[1] ** 0.5
 
     def finish(self, state: Tensor) -> Tensor:
-        return state[:, 0] + (self.sharpness * state[:, 1]).log_softmax(1)
+        together = state[:, 0] + (self.sharpness * state[:, 1]).log_softmax(1)
+        return together / (1 + self.overlap * self.sharpness)
 
     def familiarity(self, state: Tensor) -> Tensor:
         return super().familiarity(state[:, 1])
