@@ -331,8 +331,14 @@ def new_charter(name: str, settings: Mapping[str, Any], **fields: Any) -> Charte
     return charter
 
 
+CLASS_SHARE = 0.34
+"""the largest part of a class that one member has under `density_ratio`, where three or more have many images of it"""
+
+
 def _for_strangers(fusion: Mapping[str, Any]) -> dict[str, Any]:
     """The method's own fusion, or the one that is its equal among honest members and withstands others."""
+    if fusion["name"] == "density_ratio":
+        return FUSIONS.complete({"class_share": CLASS_SHARE, **{k: v for k, v in fusion.items() if v is not None}})
     return FUSIONS.complete({"name": "robust_prototypes"} if fusion["name"] == "count_prototypes" else dict(fusion))
 
 

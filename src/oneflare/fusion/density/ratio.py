@@ -8,6 +8,7 @@ from torch import Tensor
 from oneflare.errors import ConfigError
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, UploadSet
 from oneflare.fusion.densities import SHRINKAGE, MemberDensities, member_densities
+from oneflare.fusion.trust.influence import capped_say
 from oneflare.fusion.trust.suspects import COUNT_CAP, capped, find_suspects
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.rules.density import DensityRatio, StudentDensities
@@ -25,19 +26,29 @@ class DensityRatioFusion(Fusion):
 
     Members that do not fit the others are left out and named, as `robust_prototypes` does; so are members whose ratios
     are high for pictures that show nothing. No single ratio counts for more than d, or than three times what is usual
-    for members' own images.
+    for members' own images. class_share bounds what one member has to say about one class.
     """
 
     needs = frozenset({"weights", "prototypes", "counts", "density"})
 
-    def __init__(self, *, shrinkage: float = SHRINKAGE, count_cap: float = COUNT_CAP, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        shrinkage: float = SHRINKAGE,
+        count_cap: float = COUNT_CAP,
+        seed: int = 0,
+        class_share: float | None = None,
+    ) -> None:
         """shrinkage: least weight of the identity in the covariances; count_cap: images that a member may claim, times
-        the median member's; seed: of the probes by which members are compared"""
+        the median member's; seed: of the probes by which members are compared; class_share: largest part of a class
+        that one member may have where at least three have ten images of it or more, None for no bound"""
         if not 0 <= shrinkage <= 1:
             raise ConfigError(f"fusion density_ratio.shrinkage: must lie between 0 and 1 (got {shrinkage})")
         if not count_cap >= 1:
             raise ConfigError(f"fusion density_ratio.count_cap: must be at least 1 (got {count_cap})")
-        self.shrinkage, self.count_cap, self.seed = shrinkage, count_cap, seed
+        if class_share is not None and not 0 < class_share <= 1:
+            raise ConfigError(f"fusion density_ratio.class_share: must be above 0 and at most 1 (got {class_share})")
+        self.shrinkage, self.count_cap, self.seed, self.class_share = shrinkage, count_cap, seed, class_share
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         densities = member_densities(uploads, self.shrinkage)
@@ -46,7 +57,7 @@ class DensityRatioFusion(Fusion):
         kept = uploads.without(left_out)
         if left_out:
             densities = densities.take(torch.tensor([upload.client not in left_out for upload in uploads]))
-        parts = rule_parts(densities, believed_counts(kept, self.count_cap))
+        parts = rule_parts(densities, believed_counts(kept, self.count_cap), self.class_share)
         rule = DensityRatio.of(*parts, densities.sharpness)
         return Fused(kept.members(rule), suspects=suspects)
 
@@ -58,7 +69,7 @@ def believed_counts(uploads: UploadSet, count_cap: float) -> Tensor:
     return counts
 
 
-def rule_parts(densities: MemberDensities, counts: Tensor) -> Parts:
+def rule_parts(densities: MemberDensities, counts: Tensor, class_share: float | None = None) -> Parts:
     """What a density rule is made of: weights, classes, background, bound. counts: `(N, C)`, as far as believed"""
-    say = counts.sqrt()
+    say = capped_say(counts, class_share)
     return say / say.sum(0).clamp(min=1e-12), densities.classes, densities.background, densities.bound
