@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from record import record_door
+from test_decisions import chosen, knowing, test_thresholds_that_were_taken_away_or_put_back_are_missed
 from test_model_files import TAMPERED, attack_fields, copy_of, federation, picture, tamper
 from test_serving import ATTACKS, SMALL, exchange, form, head, noise, read_answer, running
 
 from hospitals import typed
 from oneflare.models.serving.limits import Limits
 
-__all__ = ["federation"]
+__all__ = ["chosen", "federation", "knowing"]
 REQUESTS = 10
 
 
@@ -95,4 +96,16 @@ def test_connections_that_say_nothing_and_a_body_without_end():
         tried=f"A stranger opens {len(idle)} connections and says nothing, where {Limits().connections} may be open; "
         "then a body of 100 MB in pieces.",
         outcome=f"20 of 20 requests meanwhile are answered, the slowest after {slowest:.1f} s; 413 after the body.",
+    )
+
+
+@pytest.mark.soak
+def test_thresholds_on_their_way(chosen, tmp_path):
+    test_thresholds_that_were_taken_away_or_put_back_are_missed(chosen, tmp_path)
+    record_door(
+        "thresholds",
+        promise="A model with thresholds is not used without them, nor with others.",
+        tried="Somebody on the way takes the thresholds file away, with and without the coordinator's key known, and "
+        "puts one back that the coordinator had signed and removed.",
+        outcome="3 of 3 refused in one line.",
     )
