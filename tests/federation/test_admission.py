@@ -270,7 +270,7 @@ def test_a_claim_to_many_images_gives_no_more_say_than_its_share(counts, share, 
 def test_a_new_charter_bounds_what_one_member_says_about_a_class():
     (fusion,) = tiny_charter(settings={"method": "flare"}).terms.fusions
     assert fusion["name"] == "density_ratio"
-    assert fusion["class_share"] == 0.34
+    assert (fusion["class_share"], fusion["spread_cap"]) == (0.34, 2.0)
     (named,) = tiny_charter(settings={"method": "flare", "fusions": ["density_ratio"]}).terms.fusions
     assert named["class_share"] is None
     with pytest.raises(ConfigError, match="class_share: must be above 0 and at most 1"):

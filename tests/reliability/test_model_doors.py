@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from record import record_door
-from test_decisions import chosen, knowing, test_thresholds_that_were_taken_away_or_put_back_are_missed
+from test_decisions import chosen, knowing
+from test_decisions import test_thresholds_that_were_taken_away_or_put_back_are_missed as taken_or_put_back
 from test_model_files import TAMPERED, attack_fields, copy_of, federation, picture, tamper
 from test_serving import ATTACKS, SMALL, exchange, form, head, noise, read_answer, running
 
@@ -101,7 +102,7 @@ def test_connections_that_say_nothing_and_a_body_without_end():
 
 @pytest.mark.soak
 def test_thresholds_on_their_way(chosen, tmp_path):
-    test_thresholds_that_were_taken_away_or_put_back_are_missed(chosen, tmp_path)
+    taken_or_put_back(chosen, tmp_path)
     record_door(
         "thresholds",
         promise="A model with thresholds is not used without them, nor with others.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from oneflare.errors import MemberFault
 from oneflare.fusion.base import UploadSet
+from oneflare.fusion.spreads import spreads_of
 from oneflare.models.rules.density import FREEDOM, StudentDensities
 from oneflare.nn.encoders import widened
 from oneflare.nn.network import signed_root
@@ -126,9 +128,17 @@ def expected_ratios(classes: StudentDensities, background: StudentDensities, mea
     return ratios
 
 
-def member_densities(uploads: UploadSet, shrinkage: float = SHRINKAGE) -> MemberDensities:
-    """The densities of every member, from its evidence `density`; one member's covariances in memory at a time."""
-    made = [_one_member(upload, counts, shrinkage) for upload, counts in zip(uploads, uploads.counts, strict=True)]
+def member_densities(
+    uploads: UploadSet, shrinkage: float = SHRINKAGE, spread_cap: float | None = None
+) -> MemberDensities:
+    """The densities of every member, from its evidence `density`; one member's covariances in memory at a time.
+
+    spread_cap: how many times the median member's spread a member's may be, and the reverse; None for no bound.
+    """
+    one = torch.ones(len(uploads), dtype=torch.float64)
+    factors = torch.stack((one, one) if spread_cap is None else spreads_of(uploads).bounded(spread_cap), dim=1)
+    parts = zip(uploads, uploads.counts, factors.tolist(), strict=True)
+    made = [_one_member(upload, counts, shrinkage, factor) for upload, counts, factor in parts]
     classes, background, means, expected = zip(*made, strict=True)
     return MemberDensities(
         StudentDensities.together(classes),
@@ -140,13 +150,19 @@ def member_densities(uploads: UploadSet, shrinkage: float = SHRINKAGE) -> Member
 
 
 def _one_member(
-    upload: Upload, counts: Tensor, shrinkage: float
+    upload: Upload, counts: Tensor, shrinkage: float, factors: Sequence[float]
 ) -> tuple[StudentDensities, StudentDensities, Tensor, Tensor]:
-    """Densities of its classes and of its background, class means and expected ratios."""
+    """Densities of its classes and of its background, class means and expected ratios.
+
+    factors: of the background's covariance, and of that within classes
+    """
     part = upload.evidence(DENSITY)
     means, middle = part[DENSITY_MEANS].double(), part[BACKGROUND_MEAN].double()
     dtype = torch.float32 if shrinkage >= FIRM_SHRINKAGE else torch.float64
-    within, behind = (unpack_symmetric(part[name], dtype)[None] for name in (WITHIN, BACKGROUND))
+    behind, within = (
+        factor * unpack_symmetric(part[name], dtype)[None]
+        for name, factor in zip((BACKGROUND, WITHIN), factors, strict=True)
+    )
     variance = float(behind[0].diagonal().mean())
     if not variance > 0:
         raise MemberFault(upload.client, f"{upload.path}: its network answers every background image alike")
