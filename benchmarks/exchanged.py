@@ -233,9 +233,8 @@ def finished(cell: Path) -> dict[str, Any] | None:
     if not comparable(uploads) or (uploads.contract.deep and "density" not in uploads.offered):
         return None
     experiment = read_experiment(cell)
-    kind = (
-        f"{experiment.data.name}, {experiment.method}, {experiment.encoder.name if uploads.contract.deep else 'sums'}"
-    )
+    network = experiment.encoder["name"] if uploads.contract.deep else "sums"
+    kind = f"{experiment.data.name}, {experiment.method}, {network}"
     return look(uploads, {"kind": kind, "run": cell.name, "alpha": experiment.partition.alpha}, None)
 
 
