@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import torch
 from hospitals import NAMES, digits, make, rows_of, tiny_charter, typed, write_pngs
 from oneflare.client.observer import Observer
 from oneflare.errors import ConfigError, MemberFault, UploadError
+from oneflare.federation.admission import Admission
 from oneflare.federation.charter import FILE, read_charter
-from oneflare.federation.coordinator import fuse_federation
+from oneflare.federation.coordinator import Rules, fuse_federation
 from oneflare.fusion import build_fusion, without_faulty
 from oneflare.fusion.averaging.laplace import Precision
-from oneflare.fusion.trust.influence import capped_influence
+from oneflare.fusion.trust.influence import capped_influence, capped_say
 from oneflare.study.lies import claiming_more, negated_sums, rewritten
 from oneflare.upload import read_upload, seal_upload
 from shared import hearing
@@ -81,12 +83,50 @@ def test_a_member_that_costs_a_class_needs_approval(ward, tmp_path, capsys):
     assert "--approve mallory" in error
     assert files_of(federation) == before
     assert "did you mean 'mallory'" in typed(capsys, *checked, "--approve", "malory")[2]
-    assert "give both or neither" in typed(capsys, *words, "--approve", "mallory")[2]
+    assert "leave --approve out" in typed(capsys, *words, "--no-compare", "--approve", "mallory")[2]
     assert files_of(federation) == before
     code, _, said = typed(capsys, *checked, "--approve", "mallory")
     assert code == 0
     assert "approved: mallory takes class '" in said
     assert files_of(federation) != before
+
+
+def test_without_images_a_member_that_exchanged_two_classes_needs_approval(ward, tmp_path, capsys):
+    federation = copy_of(ward, tmp_path / "federation")
+    before = files_of(federation)
+    words = ["server", "fuse", str(federation), "--add", str(ward / "mallory.safetensors")]
+    code, _, said = typed(capsys, *words)
+    assert code == 2
+    error = said.splitlines()[-1]
+    assert "mallory calls '3' what east, north and south know as '7', and the reverse (agreement -" in error
+    assert "nothing was changed. Ask them whether two classes were exchanged" in error
+    assert "--remove mallory fuses without them, --approve mallory accepts it" in error
+    assert files_of(federation) == before
+    code, out, said = typed(capsys, *words, "--approve", "mallory", "--json")
+    assert code == 0
+    assert "approved: mallory calls '3' what" in said
+    (found,) = json.loads(out.splitlines()[-1])["admission"]["contradictions"]
+    assert found["members"] == ["mallory"]
+    assert found["classes"] == ["3", "7"]
+    assert found["agreement"] < -0.5
+    assert min(found["share"]) > 50
+    assert "--approve mallory" in (federation / "log" / "entries.jsonl").read_text()
+
+
+def test_of_two_members_that_contradict_each_other_nobody_knows_which_is_right(ward, tmp_path, capsys):
+    federation = copy_of(ward, tmp_path / "federation")
+    words = ["server", "fuse", str(federation), "--remove", "east", "--remove", "south", "--min-members", "1"]
+    words += ["--add", str(ward / "mallory.safetensors")]
+    code, _, said = typed(capsys, *words)
+    assert code == 2
+    error = said.splitlines()[-1]
+    assert "contradict each other about which is '3' and which is '7'" in error
+    assert "nobody else can say which of them is right" in error
+    assert "--remove north" in error
+    assert "--remove mallory" in error
+    assert typed(capsys, *words, "--approve", "mallory")[0] == 2
+    assert typed(capsys, *words, "--approve", "mallory", "--approve", "north")[0] == 0
+    assert typed(capsys, *words, "--no-compare")[0] == 0
 
 
 def test_honest_members_need_no_approval_and_the_result_says_what_was_checked(ward, tmp_path, capsys):
@@ -100,7 +140,9 @@ def test_honest_members_need_no_approval_and_the_result_says_what_was_checked(wa
 def test_without_images_the_statistics_name_who_swapped_which_classes(ward, tmp_path):
     said: list[str] = []
     federation = copy_of(ward, tmp_path / "federation")
-    content = fuse_federation(federation, add=[ward / "mallory.safetensors"], observer=hearing(said)).content
+    approved = Rules(admission=Admission(approved=("mallory",)))
+    added = [ward / "mallory.safetensors"]
+    content = fuse_federation(federation, add=added, rules=approved, observer=hearing(said)).content
     assert list(content.suspects) == ["mallory"]
     (warning,) = [line for line in said if "is suspect" in line]
     assert "its images of '3' look like the others' '7' and its images of '7' look like the others' '3'" in warning
@@ -208,6 +250,31 @@ def test_numbers_that_cannot_be_calculated_with_are_their_members_fault(tiny_upl
 def test_no_member_has_more_than_its_share_of_a_class(claims, share, expected):
     capped = capped_influence(torch.tensor(claims).double()[:, None], share)[:, 0]
     assert torch.allclose(capped, torch.tensor(expected).double())
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "expected"),
+    [
+        ([100, 100, 4900], 0.34, [10, 10, 20 * 0.34 / 0.66]),
+        ([100, 4900], 0.34, [10, 70]),
+        ([100, 4900, 4], 0.34, [10, 70, 2]),
+        ([100, 100, 4900, 4], 0.34, [10, 10, 20 * 0.34 / 0.66, 2]),
+        ([100, 100, 4900], None, [10, 10, 70]),
+    ],
+)
+def test_a_claim_to_many_images_gives_no_more_say_than_its_share(counts, share, expected):
+    say = capped_say(torch.tensor(counts).double()[:, None], share)[:, 0]
+    assert torch.allclose(say, torch.tensor(expected).double())
+
+
+def test_a_new_charter_bounds_what_one_member_says_about_a_class():
+    (fusion,) = tiny_charter(settings={"method": "flare"}).terms.fusions
+    assert fusion["name"] == "density_ratio"
+    assert (fusion["class_share"], fusion["spread_cap"]) == (0.34, 2.0)
+    (named,) = tiny_charter(settings={"method": "flare", "fusions": ["density_ratio"]}).terms.fusions
+    assert named["class_share"] is None
+    with pytest.raises(ConfigError, match="class_share: must be above 0 and at most 1"):
+        build_fusion({"name": "density_ratio", "class_share": 1.5})
 
 
 def test_the_share_is_an_option_of_the_robust_fusion(tiny_uploads):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 from pathlib import Path
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 
 from hospitals import typed
 from oneflare.errors import ConfigError, RunError
-from oneflare.federation.log import EVENTS, Event, FederationLog, Position, signed
+from oneflare.federation.log import (
+    EVENTS,
+    FORGED_HEAD,
+    HEAD_MESSAGE,
+    Event,
+    FederationLog,
+    Position,
+    end_digest,
+    signed,
+)
 from oneflare.upload.signing import SigningKey, generate
 
 AT = "2026-01-01T00:00:00+00:00"
@@ -114,6 +124,51 @@ def test_the_next_line_does_not_cover_up_that_lines_were_cut_off(log, keys):
     assert [entry.event for entry in log.verify([keys["old"].public]).entries[4:]] == ["broken", "fused", "fused"]
 
 
+def end_after(log: FederationLog, number: int) -> dict[str, object]:
+    return {"entries": number, "digest": hashlib.sha256(lines(log)[number - 1]).hexdigest()}
+
+
+def test_a_rewritten_head_does_not_hide_that_lines_were_cut_off(log, keys):
+    forged = (
+        "head.json, which says where the log ends, is not signed by the coordinator: it was written by somebody else"
+    )
+    content, shorter = lines(log), end_after(log, 4)
+    stolen = json.loads(log.head.read_text())
+    thief = keys["thief"].sign(end_digest(ID, Position(**shorter)), HEAD_MESSAGE)
+    heads = [
+        shorter,
+        shorter | {"key": keys["old"].public, "signature": stolen["signature"]},
+        shorter | {"key": keys["thief"].public, "signature": thief},
+        shorter | {"key": keys["old"].public, "signature": "!"},
+    ]
+    for head in heads:
+        log.file.write_bytes(b"".join(content[:4]))
+        log.head.write_text(json.dumps(head))
+        assert problems(log, keys) == (forged,)
+    log.append([Event("fused")], "2027-01-01T00:00:00+00:00", keys["old"])  # all lines so far are of one moment
+    log.head.write_text(json.dumps(end_after(log, 5)))
+    log.append([Event("fused")], "2027-01-02T00:00:00+00:00", keys["old"])
+    assert problems(log, keys) == (f"line 6 found this when it was written: {forged}",)
+
+
+def test_a_log_that_was_set_back_is_missed_by_the_file_beside_the_key(tmp_path, keys):
+    log = FederationLog(tmp_path / "federation", ID, tmp_path / "stick" / "coordinator.seen")
+    for number in range(6):
+        log.append([Event("received", {"who": f"member{number}"})], f"2026-01-0{number + 1}", keys["old"])
+        if number == 3:
+            earlier = log.file.read_bytes(), log.head.read_bytes()
+    assert problems(log, keys) == ()
+    log.file.write_bytes(earlier[0])
+    log.head.write_bytes(earlier[1])
+    missed = "the last 2 of 6 lines are missing: coordinator.seen beside the key has seen them"
+    assert problems(log, keys) == (missed,)
+    log.append([Event("fused")], AT, keys["old"])
+    assert problems(log, keys) == (f"line 5 found this when it was written: {missed}",)
+    log.seen.unlink()
+    gone = "coordinator.seen beside the key is missing or damaged, which says where the log ends"
+    assert gone in problems(log, keys)
+
+
 def test_a_new_log_in_the_place_of_one_that_is_gone_says_so(log, keys):
     end = log.verify([keys["old"].public]).position
     for path in (log.file, log.head):
@@ -198,8 +253,17 @@ def test_the_command_shows_and_verifies(tmp_path, capsys):
     assert "each signed by the coordinator and following the one before" in out
     end = out.split("note the end: ")[1].strip()
     assert typed(capsys, "server", "log", str(folder), "--expect", end)[0] == 0
-    file = folder / "log" / "entries.jsonl"
-    file.write_bytes(file.read_bytes().replace(b'"who":"north"', b'"who":"south"'))
+    file, head = folder / "log" / "entries.jsonl", folder / "log" / "head.json"
+    whole, true_head = file.read_bytes(), head.read_bytes()
+    kept = whole.splitlines(keepends=True)[:-1]
+    file.write_bytes(b"".join(kept))  # nobody shall know that north was admitted
+    head.write_text(json.dumps({"entries": len(kept), "digest": hashlib.sha256(kept[-1]).hexdigest()}))
+    code, _, said = typed(capsys, "server", "log", str(folder))
+    assert code == 2
+    assert FORGED_HEAD.format("head.json") in said
+    assert "the last 1 of 3 lines are missing: coordinator-" in said
+    head.write_bytes(true_head)
+    file.write_bytes(whole.replace(b'"who":"north"', b'"who":"south"'))
     code, _, said = typed(capsys, "server", "log", str(folder))
     assert code == 2
     assert "is not signed by the coordinator: it was edited or forged" in said.splitlines()[-1]

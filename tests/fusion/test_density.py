@@ -107,20 +107,16 @@ def test_the_whitened_trace_is_numpys(d):
 
 
 def test_members_side_by_side_are_those_that_are_made_one_by_one(members):
-    """Also the variance within classes, as a part of the background's, which a trace of the whole matrices gives."""
     together = member_densities(members)
     assert together.take(torch.ones(len(members), dtype=torch.bool)) is together
     for row, upload in enumerate(members):
         alone = member_densities(dataclasses.replace(members, uploads=(upload,)))
         one = together.take(torch.arange(len(members)) == row)
-        for name in ("held", "means", "expected", "width"):
+        for name in ("held", "means", "expected", "spreads"):
             assert torch.equal(getattr(one, name), getattr(alone, name)), name
         for kind in ("classes", "background"):
             for name, value in vars(getattr(one, kind)).items():
                 assert torch.equal(value, getattr(getattr(alone, kind), name)), (kind, name)
-        part = upload.evidence("density.")
-        within, behind = (unpack_symmetric(part[name]).trace() for name in (WITHIN, BACKGROUND))
-        assert float(one.width) == pytest.approx(float(within / behind))
 
 
 def test_a_fusion_reads_and_verifies_every_upload_once(members, monkeypatch):

@@ -7,8 +7,10 @@ import dataclasses
 import pytest
 import torch
 
+from oneflare.errors import ConfigError
 from oneflare.fusion import UploadSet, build_fusion
 from oneflare.fusion.densities import BOUND, expected_ratios, member_densities
+from oneflare.fusion.spreads import spreads_of
 from oneflare.fusion.trust.probes import probe_features
 from oneflare.fusion.trust.ratios import KNOWN, false_densities, fit, knows_nothing
 from oneflare.methods.resolve import resolve
@@ -18,7 +20,7 @@ from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.lies import LIES, rewritten
 from oneflare.upload import EVIDENCE, read_upload
-from oneflare.upload.evidence import DENSITY, WITHIN
+from oneflare.upload.evidence import BACKGROUND, DENSITY, WITHIN
 
 LOUD = ("far_background", "wide_background", "wide_classes")
 
@@ -80,6 +82,64 @@ def test_whoever_denies_its_classes_by_wide_densities_is_named(federation, tmp_p
     assert list(found) == [honest.client]
     fused = build_fusion({"name": "density_ratio"}).fuse(uploads)
     assert [(one.client, one.treatment) for one in fused.suspects] == [(honest.client, "left out")]
+
+
+@pytest.mark.parametrize("name", ["narrow_background", "narrow_classes"])
+def test_whoever_narrows_its_densities_is_named(federation, tmp_path, name):
+    for position, honest in enumerate(federation):
+        uploads = lying(federation, position, name, tmp_path)
+        found = false_densities(uploads, probe_features(uploads).own)
+        assert list(found) == [honest.client]
+        assert "said to differ" in found[honest.client] or "show nothing" in found[honest.client]
+
+
+def scaled(federation: UploadSet, position: int, part: str, times: float, folder) -> UploadSet:
+    honest = federation.uploads[position]
+    path = folder / f"{position}-{part}-{times:.2f}.safetensors"
+    sent = read_upload(
+        rewritten(honest, path, lambda tensors: tensors[EVIDENCE + part].mul_(times)), federation.contract
+    )
+    return dataclasses.replace(
+        federation, uploads=tuple(sent if upload is honest else upload for upload in federation.uploads)
+    )
+
+
+def test_spreads_are_bounded_by_those_of_the_median_member(federation, tmp_path):
+    honest = spreads_of(federation)
+    assert float(honest.within.median()) == pytest.approx(1.0)
+    ones = torch.ones(len(federation), dtype=torch.float64)
+    assert all(torch.allclose(factor, ones) for factor in honest.bounded(20.0))
+    for part, times in ((WITHIN, 15.0), (WITHIN, 1 / 15), (BACKGROUND, 15.0), (BACKGROUND, 1 / 15)):
+        told = spreads_of(scaled(federation, 1, part, times, tmp_path))
+        behind, inside = told.bounded(2.0)
+        assert torch.allclose(told.background * behind, told.background.clamp(0.5, 2))
+        assert bool(((told.within * inside / behind >= 0.5 - 1e-9) & (told.within * inside / behind <= 2 + 1e-9)).all())
+        assert abs(float((inside if part == WITHIN else behind)[1]) * times - 1) < 3.5
+
+
+def test_moderate_lies_about_spreads_cost_little_where_these_are_bounded(federation, tmp_path):
+    """Fifteen times as wide or as narrow names nobody; every member in turn says so."""
+    from oneflare.core.config import DataConfig
+    from oneflare.data import load
+
+    test = load(DataConfig(name="digits")).test
+
+    def accuracy(uploads: UploadSet, cap: float | None) -> float:
+        model = build_fusion({"name": "density_ratio", "spread_cap": cap}).fuse(uploads).model
+        return 100 * float((model.logits(test.images).argmax(1) == test.labels).double().mean())
+
+    honest = accuracy(federation, None)
+    assert abs(accuracy(federation, 2.0) - honest) < 2
+    ways = [(position, part, times) for position in range(4) for part in (WITHIN, BACKGROUND) for times in (15, 1 / 15)]
+    lies = [scaled(federation, *way, tmp_path) for way in ways]
+    free, bounded = ([honest - accuracy(lie, cap) for lie in lies] for cap in (None, 2.0))
+    assert max(free) > 1.5
+    assert max(bounded) < 0.5
+
+
+def test_a_bound_below_one_is_refused():
+    with pytest.raises(ConfigError, match="spread_cap: must be at least 1"):
+        build_fusion({"name": "density_ratio", "spread_cap": 0.5})
 
 
 def test_lies_about_densities_need_densities():

@@ -25,7 +25,7 @@ from oneflare.models.cards import CardText, read_card
 from oneflare.models.decisions import NONE, Decision, decision_path
 from oneflare.models.onnx import FAMILIARITY, INPUT, LABELS, export_onnx
 from oneflare.models.predicting import described
-from oneflare.models.sealing import seal
+from oneflare.models.sealing import WITHOUT, seal
 from oneflare.models.serving.app import build_app
 from oneflare.upload.signing import generate
 
@@ -215,6 +215,25 @@ def test_thresholds_must_be_signed_where_the_model_is(chosen, tmp_path):
     decision_path(chosen).write_text(json.dumps(content | {"floor": -99.0}))
     with pytest.raises(RunError, match="changed after"):
         load_model(chosen, key=key.public)
+
+
+def test_thresholds_that_were_taken_away_or_put_back_are_missed(chosen, tmp_path):
+    key = generate(tmp_path / "a.key", tmp_path / "a.pub")
+    words, file = {"federation": "f" * 64, "signed": "2026-01-01T00:00:00+00:00"}, decision_path(chosen)
+    content = file.read_bytes()
+    seal(file, key, kind="thresholds", **words)
+    seal(chosen, key, kind="model", **words, thresholds=hashlib.sha256(content).hexdigest())
+    assert load_model(chosen, key=key.public).decision is not None
+    file.unlink()
+    for known in (key.public, None):  # also to those who do not know the key
+        with pytest.raises(RunError, match=r"chose thresholds for this model, and .* is not beside it"):
+            load_model(chosen, key=known)
+    file.write_bytes(content)
+    seal(chosen, key, kind="model", **words, thresholds=WITHOUT)
+    with pytest.raises(RunError, match="are not the thresholds that the coordinator signed with this model"):
+        load_model(chosen, key=key.public)
+    file.unlink()
+    assert load_model(chosen, key=key.public).decision is None
 
 
 def test_predict_says_none_of_the_known_classes(chosen, tmp_path, capsys):

@@ -22,6 +22,7 @@ from oneflare.federation.charter import read_charter, revised
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.model_signing import PRIVATE, make_key
 from oneflare.federation.page import write_card
+from oneflare.federation.recording import write_down
 from oneflare.fusion import load_model
 from oneflare.fusion.single_upload import model_of_upload
 from oneflare.models.sealing import seal
@@ -343,3 +344,26 @@ def test_an_encoder_that_would_not_be_used_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="trains no network"):
         oneflare.run(encoder=torch.nn.Flatten(), method="analytic", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_signature_of_a_model_remembers_where_the_log_ended(federation, tmp_path, capsys):
+    folder = shutil.copytree(federation, tmp_path / "federation")
+    received = shutil.copy(folder / "model.safetensors.sig", tmp_path / "model.safetensors.sig")
+    assert typed(capsys, "server", "log", str(folder), "--expect", str(received))[0] == 0
+    log, private = folder / "log" / "entries.jsonl", folder / PRIVATE
+    charter = read_charter(folder)
+    for path in (log, folder / "log" / "head.json", *folder.glob("*.seen")):
+        path.unlink()
+    (folder / "result.json").unlink()
+    assert private.exists()
+    write_down(charter, folder, [])  # the owner of the key writes a new history
+    code, _, said = typed(capsys, "server", "log", str(folder))
+    assert code == 0, said
+    code, _, said = typed(capsys, "server", "log", str(folder), "--expect", str(received))
+    assert code == 2
+    assert "model.safetensors.sig has seen" in said
+    tampered = json.loads(Path(received).read_text())
+    Path(received).write_text(json.dumps(tampered | {"log": "1:" + "0" * 64}))
+    code, _, said = typed(capsys, "server", "log", str(folder), "--expect", str(received))
+    assert code == 2
+    assert "is not signed by the coordinator's key" in said

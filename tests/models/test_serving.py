@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import socket
 import threading
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,7 +19,7 @@ from PIL import Image
 from oneflare.data import ImageSpec
 from oneflare.models.base import SingleModel, Task
 from oneflare.models.serving.app import make_server
-from oneflare.models.serving.limits import Limits
+from oneflare.models.serving.limits import SLOW_SECONDS, Limits
 from oneflare.nn import PrototypeNetwork, build_encoder
 
 SMALL = Limits(
@@ -177,18 +179,55 @@ def test_it_answers_on_the_other_loopback_address(host):
         assert exchange(place, head(None, host="[::2]", path="GET /health"))[0] == 421
 
 
-def test_more_connections_than_allowed_are_turned_away_and_the_rest_go_on():
+def test_a_body_that_is_far_too_long_gets_its_answer_before_the_connection_ends(place):
+    piece = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
+    for start in (head(None, "Transfer-Encoding: chunked"), head(10**12)):
+        with socket.create_connection(place, timeout=20) as connection:
+            connection.sendall(start)
+            for _ in range(30):
+                connection.sendall(piece)
+            status, answer = read_answer(connection)
+            assert status == 413
+            assert "100,000 bytes" in answer["error"]
+            assert connection.recv(1) == b""
+
+
+def test_idle_connections_give_way_to_requests():
     with running(PATIENT) as place:
-        first = socket.create_connection(place, timeout=20)
-        first.sendall(head(None, path="GET /health"))
-        assert read_answer(first)[0] == 200
-        idle = [socket.create_connection(place, timeout=20) for _ in range(5)]
+        kept_alive = socket.create_connection(place, timeout=20)
+        kept_alive.sendall(head(None, path="GET /health"))
+        assert read_answer(kept_alive)[0] == 200
+        idle = [socket.create_connection(place, timeout=20) for _ in range(20)]
+        started = time.monotonic()
+        for _ in range(10):
+            assert exchange(place, head(None, path="GET /health"))[0] == 200
+        assert time.monotonic() - started < 5
+        status, answer = read_answer(idle[0])
+        assert status == 408
+        assert "other clients need this connection" in answer["error"]
+        for connection in [kept_alive, *idle]:
+            connection.close()
+
+
+def test_the_slowest_sender_gives_way_and_whoever_waits_for_the_model_does_not():
+    slow = model(Slow)
+    slow.go = threading.Event()
+    request = head(len(png(8, 8))) + png(8, 8)
+    with running(dataclasses.replace(PATIENT, request_seconds=30, waiting=16), served=slow) as place:
+        busy = [socket.create_connection(place, timeout=20) for _ in range(5)]
+        for connection in busy:
+            connection.sendall(request)
+        sender = socket.create_connection(place, timeout=20)
+        sender.sendall(head(5000) + b"x")
         status, answer = exchange(place, b"")
         assert status == 503
-        assert "connections" in answer["error"]
-        first.sendall(head(None, path="GET /health"))
-        assert read_answer(first)[0] == 200
-        for connection in [first, *idle]:
+        assert "6 connections open" in answer["error"]
+        time.sleep(SLOW_SECONDS + 0.5)
+        assert exchange(place, head(None, path="GET /health"))[0] == 200
+        assert read_answer(sender)[0] == 408
+        slow.go.set()
+        assert [read_answer(connection)[0] for connection in busy] == [200] * 5
+        for connection in [sender, *busy]:
             connection.close()
 
 

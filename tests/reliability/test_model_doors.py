@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import resource
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from record import record_door
+from test_decisions import chosen, knowing
+from test_decisions import test_thresholds_that_were_taken_away_or_put_back_are_missed as taken_or_put_back
 from test_model_files import TAMPERED, attack_fields, copy_of, federation, picture, tamper
-from test_serving import ATTACKS, SMALL, exchange, form, head, noise, running
+from test_serving import ATTACKS, SMALL, exchange, form, head, noise, read_answer, running
 
 from hospitals import typed
 from oneflare.models.serving.limits import Limits
 
-__all__ = ["federation"]
+__all__ = ["chosen", "federation", "knowing"]
 REQUESTS = 10
 
 
@@ -67,4 +71,42 @@ def test_a_server_that_is_attacked():
         promise="Many large images at once do not take the server's memory.",
         tried=f"{REQUESTS} requests at once with two 24-megapixel images each ({len(body) / 1e6:.0f} MB).",
         outcome=f"Answers {found}; the process, which also holds the senders, grew by {more:.0f} MB.",
+    )
+
+
+@pytest.mark.soak
+def test_connections_that_say_nothing_and_a_body_without_end():
+    with running(Limits()) as place:
+        idle = [socket.create_connection(place, timeout=30) for _ in range(200)]
+        slowest = 0.0
+        for _ in range(20):
+            started = time.monotonic()
+            assert exchange(place, head(None, path="GET /health"))[0] == 200
+            slowest = max(slowest, time.monotonic() - started)
+        with socket.create_connection(place, timeout=30) as connection:
+            connection.sendall(head(None, "Transfer-Encoding: chunked"))
+            for _ in range(100):
+                connection.sendall(b"100000\r\n" + b"x" * 0x100000 + b"\r\n")
+            assert read_answer(connection)[0] == 413
+        for one in idle:
+            one.close()
+    assert slowest < 5
+    record_door(
+        "serve-idle",
+        promise="Connections that say nothing keep no place that others need, and whoever sends too much is told so.",
+        tried=f"A stranger opens {len(idle)} connections and says nothing, where {Limits().connections} may be open; "
+        "then a body of 100 MB in pieces.",
+        outcome=f"20 of 20 requests meanwhile are answered, the slowest after {slowest:.1f} s; 413 after the body.",
+    )
+
+
+@pytest.mark.soak
+def test_thresholds_on_their_way(chosen, tmp_path):
+    taken_or_put_back(chosen, tmp_path)
+    record_door(
+        "thresholds",
+        promise="A model with thresholds is not used without them, nor with others.",
+        tried="Somebody on the way takes the thresholds file away, with and without the coordinator's key known, and "
+        "puts one back that the coordinator had signed and removed.",
+        outcome="3 of 3 refused in one line.",
     )

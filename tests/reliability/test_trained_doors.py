@@ -12,13 +12,13 @@ from record import record_door
 
 from crowd import charter_of, upload_of
 from hospitals import digits, make, rows_of, tiny_charter, typed, write_pngs
-from oneflare.federation.charter import FILE, read_charter, revised
+from oneflare.federation.charter import CLASS_SHARE, FILE, SPREAD_CAP, read_charter, revised
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.fusion import load_model
 from oneflare.study.attacks import ATTACKS
 from oneflare.study.lies import LIES, Lie, claiming_more, rewritten
 from oneflare.upload import EVIDENCE, Contents, read_upload, seal_upload, write_upload
-from oneflare.upload.evidence import DENSITY
+from oneflare.upload.evidence import BACKGROUND, DENSITY, WITHIN
 
 pytestmark = pytest.mark.soak
 HONEST = ("east", "north", "south", "west")
@@ -26,7 +26,7 @@ SETTINGS = {
     "method": "flare",
     "encoder": {"name": "conv4", "width": 8},
     "train": {"epochs": 12, "batch_size": 32},
-    "fusions": ["density_ratio"],
+    "fusions": [{"name": "density_ratio", "class_share": CLASS_SHARE, "spread_cap": SPREAD_CAP}],
 }
 SWAPPED = ("3", "7")
 MADE = "2026-01-01T00:00:00+00:00"
@@ -97,28 +97,65 @@ def test_swapped_folders_are_named_by_their_effect_on_density_ratios(ward, tmp_p
     )
 
 
+def test_exchanged_classes_need_approval_without_any_image(ward, tmp_path, capsys):
+    code, honest, said = fuse(capsys, ward, "--add", str(ward / "made" / "mallory.safetensors"))
+    assert code == 0, said
+    assert honest["admission"]["contradictions"] == []
+    lies = {"as they are": lambda tensors: None, "seven times the images": claiming_more}
+    for name, lie in lies.items():
+        path = lie_of(ward, "swapped", lie, tmp_path / "mallory.safetensors")
+        code, _, said = fuse(capsys, ward, "--add", str(path))
+        assert code == 2, name
+        assert "mallory calls '3' what" in said.splitlines()[-1]
+        assert "--approve mallory accepts it" in said.splitlines()[-1]
+    code, content, said = fuse(capsys, ward, "--add", str(path), "--approve", "mallory")
+    assert code == 0, said
+    agreement = content["admission"]["contradictions"][0]["agreement"]
+    record_door(
+        "exchanged-classes",
+        promise="nobody exchanges two classes of the model unseen where the coordinator has no image",
+        tried="a member of five who trains with two folders exchanged, as it is and with a claim to seven times its "
+        "images, under density_ratio; the networks alone are compared",
+        outcome=f"2 of 2 stopped with exit code 2, the member and the classes named (agreement {agreement:.2f}); among "
+        "the honest five nobody is asked about",
+    )
+
+
+def fifteenfold(part: str, times: float) -> Lie:
+    def lie(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[EVIDENCE + part].mul_(times)
+
+    return lie
+
+
+MODERATE = {f"{part} times {times:.2g}": fifteenfold(part, times)
+            for part in (WITHIN, BACKGROUND) for times in (15.0, 1 / 15)}  # fmt: skip
+
+
 def test_densities_that_lie_are_named_or_do_no_harm(ward, tmp_path, capsys):
     code, before, said = fuse(capsys, ward, "--add", str(ward / "made" / "mallory.safetensors"))
     assert code == 0, said
     assert before["suspects"] == {}
     named, lost = [], {}
-    for name, (needed, lie) in LIES.items():
-        if needed == EVIDENCE + DENSITY:
-            path = lie_of(ward, "mallory", lie, tmp_path / "mallory.safetensors")
-            code, content, said = fuse(capsys, ward, "--add", str(path))
-            assert code == 0, said
-            assert set(content["suspects"]) <= {"mallory"}, name
-            named += [name] * bool(content["suspects"])
-            lost[name] = accuracy(before) - accuracy(content)
+    lies = {name: lie for name, (needed, lie) in LIES.items() if needed == EVIDENCE + DENSITY}
+    for name, lie in (lies | MODERATE).items():
+        path = lie_of(ward, "mallory", lie, tmp_path / "mallory.safetensors")
+        code, content, said = fuse(capsys, ward, "--add", str(path))
+        assert code == 0, said
+        assert set(content["suspects"]) <= {"mallory"}, name
+        named += [name] * bool(content["suspects"])
+        lost[name] = accuracy(before) - accuracy(content)
     print(named, lost)
-    assert set(named) >= {"far_background", "wide_background", "wide_classes", "exchanged_densities"}
+    assert set(named) >= set(lies)
     assert max(lost.values()) < 5
+    unnamed = max(lost[name] for name in lost if name not in named)
     record_door(
         "lying-densities",
         promise="no member's densities win everywhere",
-        tried=f"a member of five whose background or classes are moved, widened, narrowed, exchanged: {len(lost)} lies",
-        outcome=f"named and left out: {', '.join(named)}; the others cost at most {max(lost.values()):.1f} points "
-        f"of {accuracy(before):.1f} %; no honest member suspected",
+        tried=f"a member of five whose background or classes are moved, exchanged, or widened or narrowed a little (15 "
+        f"times) or much: {len(lost)} lies",
+        outcome=f"named and left out: {', '.join(named)}; the others cost at most {unnamed:.1f} points of "
+        f"{accuracy(before):.1f} %; no honest member suspected",
     )
 
 

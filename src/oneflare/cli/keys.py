@@ -145,34 +145,36 @@ def revoke(
 def log(
     folder: Folder,
     expect: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--expect",
-            metavar="NUMBER:DIGEST",
-            help="An end of the log that you noted earlier; the log must still contain it.",
+            metavar="NUMBER:DIGEST|FILE",
+            help="An end of the log that you noted earlier, or the signature (.sig) of a model that you received; the "
+            "log must still contain it. May be repeated.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Show who did what in a federation, and check that nobody changed the log.
 
-    Every line is signed and holds the digest of the line before. Lines that were edited, forged, removed or reordered
-    are named, and the command then fails.
+    Every line is signed and holds the digest of the line before, and so is the end of the log. Lines that were edited,
+    forged, removed, reordered or cut off are named, and the command then fails.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       oneflare server log federation
+
+      oneflare server log federation --expect north/model.safetensors.sig
     """
     from dataclasses import asdict
 
     from oneflare.cli import show
     from oneflare.errors import RunError
     from oneflare.federation.charter import read_charter
-    from oneflare.federation.log import Position
-    from oneflare.federation.recording import check_log
+    from oneflare.federation.recording import check_log, expected_end
 
     charter = read_charter(folder)
-    expected = [] if expect is None else [("--expect", Position.parse(expect))]
+    expected = [expected_end(text, charter.signing_keys) for text in expect or ()]
     found = check_log(folder, charter, expected)
     if json:
         entries = [asdict(entry) for entry in found.entries]

@@ -79,3 +79,30 @@ PatientColumn = Annotated[
         "--patient-column", help="Column of a table or parquet file that says whose image it is; default: patient."
     ),
 ]
+CheckImages = Annotated[
+    Path | None,
+    typer.Option(
+        "--check-images",
+        help="Check the effect of each member on these images of yours (class folders, a table or parquet).",
+    ),
+]
+CheckPoints = Annotated[
+    float,
+    typer.Option(
+        "--check-points",
+        min=0,
+        max=100,
+        help="Percentage of a class's --check-images that a member may cost before --approve is needed.",
+    ),
+]
+Approve = Annotated[
+    list[str] | None,
+    typer.Option("--approve", help="Accept that this member contradicts others, or what it costs; may be repeated."),
+]
+Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare/--no-compare",
+        help="Compare what members say of each other's classes, or leave that out (it takes long for large networks).",
+    ),
+]

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oneflare.cli.advice import Images, Privacy, advised, tell
-from oneflare.cli.options import GROUP, Folder, Json, Overrides, Quiet
+from oneflare.cli.options import (
+    GROUP,
+    Approve,
+    CheckImages,
+    CheckPoints,
+    Compare,
+    Folder,
+    Json,
+    Overrides,
+    Quiet,
+)
 
 if TYPE_CHECKING:
     from oneflare.data import Split
-    from oneflare.federation.admission import Admission
     from oneflare.federation.charter import Charter
 
 WAIT_SECONDS = 60.0
@@ -95,26 +104,6 @@ TestImages = Annotated[
 Releases = Annotated[
     Path | None,
     typer.Option("--releases", help="Folder with the members' releases, where sums are masked."),
-]
-CheckImages = Annotated[
-    Path | None,
-    typer.Option(
-        "--check-images",
-        help="Check the effect of each member on these images of yours (class folders, a table or parquet).",
-    ),
-]
-CheckPoints = Annotated[
-    float,
-    typer.Option(
-        "--check-points",
-        min=0,
-        max=100,
-        help="Percentage of a class's --check-images that a member may cost before --approve is needed.",
-    ),
-]
-Approve = Annotated[
-    list[str] | None,
-    typer.Option("--approve", help="Accept this member's effect on --check-images; may be repeated."),
 ]
 
 
@@ -321,6 +310,7 @@ def fuse(
     check_images: CheckImages = None,
     check_points: CheckPoints = 10.0,
     approve: Approve = None,
+    compare: Compare = True,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -343,22 +333,25 @@ def fuse(
 
       oneflare server fuse federation --releases inbox
 
-    With --check-images the model is also made without each member in turn. A member that costs a class more than
-    --check-points of your images stops the fusion with its name, and nothing is changed, until you --approve or
-    --remove it. Without such images, only members that differ from the others in their numbers are warned about.
+    Members that share classes are compared by what their networks or statistics say of them. One that calls two classes
+    by each other's names stops the fusion with its name, and nothing is changed, until you --approve or --remove it.
+    With --check-images the model is also made without each member in turn, and a member that costs a class more than
+    --check-points of your images does the same. Members that differ in their numbers are warned about.
     """
     from oneflare.cli.progress import Remarks
     from oneflare.cli.show_federation import told
     from oneflare.errors import ConfigError
+    from oneflare.federation.admission import Admission
     from oneflare.federation.charter import read_charter
     from oneflare.federation.coordinator import Rules, fuse_federation
     from oneflare.federation.publishing import publish
 
     charter = read_charter(folder)
-    if approve and check_images is None:
-        raise ConfigError("--approve: nothing is checked without --check-images FOLDER; give both or neither")
+    if approve and check_images is None and not compare:
+        raise ConfigError("--approve: --no-compare without --check-images checks nobody; leave --approve out")
     held_out = None if test is None else _test_images(test, charter, quiet=quiet)
-    admission = None if check_images is None else _admission(check_images, charter, check_points, approve or ())
+    own = None if check_images is None else _own_images(check_images, charter)
+    admission = Admission(own, check_points, tuple(approve or ()), compare)
     fused = fuse_federation(
         folder,
         uploads=uploads,
@@ -387,10 +380,8 @@ def _test_images(folder: Path, charter: Charter, *, quiet: bool) -> Split:
     return found.split
 
 
-def _admission(folder: Path, charter: Charter, points: float, approved: Sequence[str]) -> Admission:
+def _own_images(folder: Path, charter: Charter) -> Split:
     from oneflare.data.local import read_local
-    from oneflare.federation.admission import Admission
     from oneflare.federation.member import charter_reader
 
-    own = read_local(folder, charter.classes, charter.inputs, part="test", reader=charter_reader(charter)).split
-    return Admission(own, points, tuple(approved))
+    return read_local(folder, charter.classes, charter.inputs, part="test", reader=charter_reader(charter)).split

@@ -331,8 +331,17 @@ def new_charter(name: str, settings: Mapping[str, Any], **fields: Any) -> Charte
     return charter
 
 
+CLASS_SHARE = 0.34
+"""the largest part of a class that one member has under `density_ratio`, where three or more have many images of it"""
+SPREAD_CAP = 2.0
+"""how many times as far as the median member's a member's densities may spread"""
+
+
 def _for_strangers(fusion: Mapping[str, Any]) -> dict[str, Any]:
     """The method's own fusion, or the one that is its equal among honest members and withstands others."""
+    if fusion["name"] == "density_ratio":
+        given = {name: value for name, value in fusion.items() if value is not None}
+        return FUSIONS.complete({"class_share": CLASS_SHARE, "spread_cap": SPREAD_CAP, **given})
     return FUSIONS.complete({"name": "robust_prototypes"} if fusion["name"] == "count_prototypes" else dict(fusion))
 
 

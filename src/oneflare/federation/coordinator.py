@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oneflare._version import __version__
@@ -16,7 +16,7 @@ from oneflare.client.observer import Observer
 from oneflare.core.files import exclusive, remove_partial
 from oneflare.data import Split
 from oneflare.errors import OneFlareError, RunError, did_you_mean
-from oneflare.federation.admission import Admission, AdmissionResult, admitted, refuse_faulty
+from oneflare.federation.admission import Admission, AdmissionResult, admitted, check_approved, compared, refuse_faulty
 from oneflare.federation.charter import Charter, read_charter
 from oneflare.federation.identity import now
 from oneflare.federation.intake import Examination, Intake, take_in
@@ -37,7 +37,7 @@ from oneflare.federation.result import (
 from oneflare.federation.versions import MODEL, MODELS, FederationFiles, install, keep_version, prepared, upload_files
 from oneflare.fusion import UploadSet, check_needs, without_faulty
 from oneflare.fusion.trust.suspects import find_suspects
-from oneflare.metrics import fuse_timed, score_all
+from oneflare.metrics import TimedFusion, fuse_timed, score_all
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.upload import Upload
 
@@ -49,7 +49,7 @@ class Rules:
     late: also those made after the deadline. keep: a member that sent nothing usable now stays in with its upload of
     the last fusion. min_members: fewer members and nothing is fused; None: as many as the last fusion had, without
     those who were removed; where there was none yet, all who are admitted. everybody: None means all who are admitted
-    after the first fusion too. admission: how members are checked by what they do to answers; None: they are not.
+    after the first fusion too. admission: how members are checked, by each other and by what they do to answers.
     releases: folder with the members' answers, where sums are masked.
     """
 
@@ -57,7 +57,7 @@ class Rules:
     keep: bool = False
     min_members: int | None = None
     everybody: bool = False
-    admission: Admission | None = None
+    admission: Admission = field(default_factory=Admission)
     releases: Path | None = None
 
     def least(self, charter: Charter, last: FederationResult | None, removed: Mapping[str, str]) -> int:
@@ -146,10 +146,12 @@ def _fuse_sent(
             suspects = _suspects(kept, names)
             for warning in suspects.values():
                 observer.note(warning)
-            checked = None
-            if rules.admission is not None:
-                checked = admitted(rules.admission, charter.terms.fusions[0], kept, names, observer)
-            return suspects, checked, _fuse(charter, place, kept, test)
+            check_approved(rules.admission, names)
+            checked = admitted(rules.admission, charter.terms.fusions[0], kept, names, observer)
+            made = _fuse(charter, kept)
+            left_out = {suspect.client for suspect in made[0].fused.suspects if suspect.left_out}
+            checked = compared(rules.admission, checked, kept, names, left_out, observer)
+            return suspects, checked, _saved(made, place, kept, test)
 
         (suspects, checked, fusions), faults = without_faulty(collected, work)
         intake = refuse_faulty(intake, faults)
@@ -204,7 +206,7 @@ def _total(charter: Charter, folder: Path, intake: Intake, rules: Rules, observe
         if rules.releases is not None:
             raise RunError("--releases: the sums of this federation are not masked, so there is nothing to release")
         return None
-    if rules.admission is not None:
+    if rules.admission.images is not None:
         raise RunError(
             "--check-images: what each member does cannot be checked where sums are masked, because no model can be "
             "made without one of them; leave it out, and measure the model with --test"
@@ -271,11 +273,15 @@ def _suspects(uploads: UploadSet, names: Mapping[int, str]) -> dict[str, str]:
     return {names[found.client]: found.warning(names[found.client]) for found in find_suspects(uploads)}
 
 
-def _fuse(charter: Charter, place: Path, collected: UploadSet, test: Split | None) -> dict[str, FusedModel]:
-    """Every fusion of the charter, its model saved in a folder; the first is the federation's own."""
+def _fuse(charter: Charter, collected: UploadSet) -> list[TimedFusion]:
+    """Every fusion of the charter; the first is the federation's own."""
     specs = charter.terms.fusions
     check_needs(specs, collected.offered, "; change experiment.fusions")
-    made = [fuse_timed(spec, collected) for spec in specs]
+    return [fuse_timed(spec, collected) for spec in specs]
+
+
+def _saved(made: Sequence[TimedFusion], place: Path, collected: UploadSet, test: Split | None) -> dict[str, FusedModel]:
+    """Models in a folder, and measured where there are test images."""
     measured = [] if test is None else score_all(made, collected, test)
     scores = {one.name: one.scores for one in measured}
     outcome: dict[str, FusedModel] = {}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oneflare.core.files import exclusive
+from oneflare.core.files import exclusive, write_bytes
 from oneflare.errors import ConfigError, did_you_mean
 from oneflare.federation.charter import FILE, Charter, KeyChange, Revocation, read_charter, revised
 from oneflare.federation.coordinator import read_fused
 from oneflare.federation.log import Event
 from oneflare.federation.member import now
 from oneflare.federation.model_signing import PRIVATE, PUBLIC, coordinator_key, sign_card, sign_fusion
-from oneflare.federation.recording import write_down
+from oneflare.federation.recording import seen_path, write_down
 from oneflare.federation.versions import FederationFiles
 from oneflare.upload import read_manifest
 from oneflare.upload.signing import SigningKey, generate, read_key
@@ -113,11 +113,15 @@ def rotate_coordinator(folder: Path) -> Charter:
                 raise ConfigError(f"{private} is missing, and only the old key can name its successor")
             charter = _succeeded(charter, folder, old, new)
         number = len(charter.succession or ())
+        before = seen_path(folder, charter)
         if private.exists() and read_key(private).public != new.public:
             private.replace(folder / f"old-{COORDINATOR}-{number}.key")
         coming.replace(private)
         if coming_public.exists():
             coming_public.replace(public)
+        after = seen_path(folder, charter)
+        if before is not None and after is not None and before != after and before.exists():
+            write_bytes(after, before.read_bytes())  # the old key was a link to another place
         files = FederationFiles(folder)
         if files.result.exists():
             content = read_fused(folder)

@@ -3,10 +3,11 @@
 Every line of `log/entries.jsonl` is one JSON object with a number, the time, what happened, the SHA-256 of the line
 before it, and the coordinator's signature of all of these. Whoever edits, removes, reorders or adds a line without the
 key breaks the chain at that line. What a chain cannot show by itself is that its last lines were cut off: therefore
-`log/head.json` holds the last line's number and digest, a fusion's signed `result.json` and its page hold those of the
+`log/head.json` holds the last line's number and digest and the coordinator's signature of them, a file beside the
+private key holds the same, a fusion's signed `result.json`, its page and the signatures of models hold those of the
 time, and `verify` compares all of them. So does `append`: what it finds missing it writes down before anything else, so
 that the next line does not cover it up. The owner of the key can still write another history; members who keep an
-earlier digest notice.
+earlier digest, or a signature of a model, notice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from oneflare.errors import ConfigError, RunError
 from oneflare.upload.signing import SigningKey, verify
 
 FOLDER, ENTRIES, HEAD = "log", "entries.jsonl", "head.json"
-MESSAGE = b"oneflare log "
+MESSAGE, HEAD_MESSAGE = b"oneflare log ", b"oneflare log head "
 WAIT_SECONDS = 60.0
 """for another process that writes to the same log"""
 SIZE_LIMIT = 1 << 30
@@ -136,7 +137,9 @@ def start_of(federation: str) -> str:
 class FederationLog:
     """The log in a federation's folder."""
 
-    def __init__(self, folder: Path, federation: str) -> None:
+    def __init__(self, folder: Path, federation: str, seen: Path | None = None) -> None:
+        """seen: a file that also knows where the log ends, and that others than the log's writers keep"""
+        self.seen = seen
         self.folder = folder / FOLDER
         self.file = self.folder / ENTRIES
         self.head = self.folder / HEAD
@@ -163,7 +166,7 @@ class FederationLog:
             number = len(lines)
             if terms is not None and _last_terms(lines) != _printable(terms.details):
                 events = [terms, *events]
-            events = [*self._gaps(lines, others), *events]
+            events = [*self._gaps(lines, others, signing=key is not None), *events]
             for event in events:
                 number += 1
                 blank = LogEntry(number, at, event.event, _printable(event.details), previous, None, None)
@@ -172,18 +175,53 @@ class FederationLog:
                 previous = hashlib.sha256(line).hexdigest()
             write_bytes(self.file, b"".join(lines))
             position = Position(number, previous)
-            write_json(self.head, asdict(position))
+            write_json(self.head, self._signed_end(position, key))
+            if self.seen is not None:
+                write_json(self.seen, asdict(position))
         return position
 
-    def _gaps(self, lines: Sequence[bytes], others: Sequence[tuple[str, Position]]) -> Iterator[Event]:
+    def _signed_end(self, position: Position, key: SigningKey | None) -> dict[str, Any]:
+        if key is None:
+            return asdict(position)
+        signature = key.sign(end_digest(self.federation, position), HEAD_MESSAGE)
+        return asdict(position) | {"key": key.public, "signature": signature}
+
+    def _ends(self, entries: Sequence[LogEntry], *, signing: bool) -> tuple[list[tuple[str, Position]], list[str]]:
+        """Where the log ends by the files that know it, and what is wrong with these files.
+
+        The end must be signed with the key of one of the lines: no one else can say that a shorter log is all of it.
+        """
+        found: list[tuple[str, Position]] = []
+        problems: list[str] = []
+        if not entries and not self.head.exists():
+            return found, problems
+        head = _position(self.head)
+        if head is None:
+            problems.append(NO_HEAD.format(self.head.name))
+        else:
+            found.append((self.head.name, head.position))
+            keys = {entry.key for entry in entries}
+            if signing and keys != {None} and not head.signed_by(keys, self.federation):
+                problems.append(FORGED_HEAD.format(self.head.name))
+        if self.seen is not None:
+            seen = _position(self.seen)
+            if seen is None:
+                problems.append(NO_HEAD.format(f"{self.seen.name} beside the key"))
+            else:
+                found.append((f"{self.seen.name} beside the key", seen.position))
+        return found, problems
+
+    def _gaps(
+        self, lines: Sequence[bytes], others: Sequence[tuple[str, Position]], *, signing: bool
+    ) -> Iterator[Event]:
         """What a place that knows an earlier end of the log misses in it; each place is written down once."""
         entries = [entry for entry in map(_parsed, lines) if entry is not None]
         told = {entry.details.get("seen") for entry in entries if entry.event == "broken"}
         digests = [hashlib.sha256(line).hexdigest() for line in lines]
-        head = _position(self.head)
-        if head is None and len({entry.at for entry in entries}) > 1:  # else the first writer was killed before the end
-            yield Event("broken", {"reason": NO_HEAD.format(self.head.name)})
-        for name, position in ([] if head is None else [(self.head.name, head)]) + list(others):
+        known, wrong = self._ends(entries, signing=signing)
+        if len({entry.at for entry in entries}) > 1:  # else the first writer was killed before the end
+            yield from (Event("broken", {"reason": text}) for text in wrong)
+        for name, position in known + list(others):
             if str(position) not in told:
                 told.add(str(position))
                 yield from (
@@ -215,11 +253,9 @@ class FederationLog:
                 entries.append(entry)
                 if entry.key in left and not reasons:
                     del left[: left.index(entry.key)]
-        head = _position(self.head)
-        if head is None and digests:
-            problems.append(NO_HEAD.format(self.head.name))
-        known = ([] if head is None else [(self.head.name, head)]) + list(others)
-        problems += [text for name, position in known for text in _cut(name, position, digests)]
+        known, wrong = self._ends(entries, signing=bool(keys))
+        problems += wrong
+        problems += [text for name, position in known + list(others) for text in _cut(name, position, digests)]
         return Verified(tuple(entries), tuple(problems), Position(len(digests), digests[-1] if digests else None))
 
 
@@ -232,6 +268,7 @@ def _last_terms(lines: Sequence[bytes]) -> dict[str, Any] | None:
 
 
 NO_HEAD = "{} is missing or damaged, which says where the log ends"
+FORGED_HEAD = "{}, which says where the log ends, is not signed by the coordinator: it was written by somebody else"
 _DAMAGED = "is damaged: it is not a line of this log"
 
 
@@ -287,10 +324,37 @@ def _cut(name: str, position: Position, digests: Sequence[str]) -> Iterator[str]
         yield f"line {position.entries} is not the one that {name} has seen"
 
 
-def _position(path: Path) -> Position | None:
+@dataclass(frozen=True)
+class _End:
+    """Where a log ends by a file, and who signed that."""
+
+    position: Position
+    key: str | None = None
+    signature: str | None = None
+
+    def signed_by(self, keys: Collection[str | None], federation: str) -> bool:
+        if self.key is None or self.signature is None or self.key not in keys:
+            return False
+        return verify(self.key, self.signature, end_digest(federation, self.position), HEAD_MESSAGE)
+
+
+def end_digest(federation: str, position: Position) -> str:
+    return digest_of([federation, position.entries, position.digest])
+
+
+def _position(path: Path) -> _End | None:
     try:
-        content = strict_json(read_regular(path, 10_000))
+        content = dict(strict_json(read_regular(path, 10_000)))
+        key, signature = (content.pop(name, None) for name in ("key", "signature"))
         position = Position(**content)
     except (RunError, ValueError, TypeError):
         return None
-    return position if isinstance(position.entries, int) and isinstance(position.digest, str) else None
+    fits = isinstance(position.entries, int) and isinstance(position.digest, str)
+    fits = fits and isinstance(key, str | None) and isinstance(signature, str | None)
+    return _End(position, key, signature) if fits else None
+
+
+def end_of(folder: Path) -> str:
+    """Where the log in a federation's folder ends, as `Position` is written; empty where there is none."""
+    end = _position(folder / FOLDER / HEAD)
+    return "" if end is None else str(end.position)

@@ -6,15 +6,17 @@ covers it, so members who compared the fingerprint know the key.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from oneflare.errors import ConfigError
 from oneflare.federation.charter import FILE, Charter, read_charter
+from oneflare.federation.log import end_of
 from oneflare.federation.result import FederationResult
 from oneflare.models.decisions import KIND as THRESHOLDS
 from oneflare.models.decisions import decision_path
-from oneflare.models.sealing import MODELS, SUFFIX, seal
+from oneflare.models.sealing import MODELS, SUFFIX, WITHOUT, seal
 from oneflare.upload.signing import SigningKey, can_sign, generate, public_key_of, read_key
 
 PRIVATE, PUBLIC = "coordinator.key", "coordinator.pub"
@@ -64,7 +66,7 @@ def sign_fusion(charter: Charter, folder: Path, content: FederationResult) -> st
             f"warning: the model is not signed, because {folder / PRIVATE} is missing; members who have {FILE} will "
             "refuse it. Put the key there and fuse again"
         )
-    words = {"federation": charter.fingerprint, "signed": content.fused}
+    words = {"federation": charter.fingerprint, "signed": content.fused, "log": end_of(folder)}
     for made in content.fusions.values():
         seal(folder / made.model, key, kind="model", **words)
     seal(folder / "result.json", key, kind="result", **words)
@@ -73,10 +75,16 @@ def sign_fusion(charter: Charter, folder: Path, content: FederationResult) -> st
 
 
 def sign_thresholds(charter: Charter, folder: Path, content: FederationResult) -> None:
-    """Sign the thresholds beside the model in use, where there are any and the key is here."""
-    path, key = decision_path(folder / content.own.model), coordinator_key(charter, folder)
-    if key is not None and path.exists():
-        seal(path, key, kind=THRESHOLDS, federation=charter.fingerprint, signed=content.fused)
+    """Sign the thresholds beside the model in use, and in the model's signature that they, or none, belong to it."""
+    model, key = folder / content.own.model, coordinator_key(charter, folder)
+    if key is None:
+        return
+    path, stated = decision_path(model), WITHOUT
+    words = {"federation": charter.fingerprint, "signed": content.fused}
+    if path.exists():
+        seal(path, key, kind=THRESHOLDS, **words)
+        stated = hashlib.sha256(path.read_bytes()).hexdigest()
+    seal(model, key, kind="model", **words, log=end_of(folder), thresholds=stated)
 
 
 def sign_card(charter: Charter, card: Path, content: FederationResult) -> None:

@@ -8,21 +8,22 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from oneflare.errors import MemberFault, RunError
+from oneflare.errors import ConfigError, MemberFault, RunError
 from oneflare.federation.admission import AdmissionResult
 from oneflare.federation.charter import Charter
 from oneflare.federation.intake import Intake
 from oneflare.federation.log import Event, FederationLog, Position, Verified
-from oneflare.federation.model_signing import coordinator_key
+from oneflare.federation.model_signing import PRIVATE, coordinator_key
 from oneflare.federation.result import FederationResult
 from oneflare.federation.scores import MemberScores
 from oneflare.federation.versions import FederationFiles
+from oneflare.models.sealing import SUFFIX, log_position
 from oneflare.upload.masking.roster import Roster
 
 
 def write_down(charter: Charter, folder: Path, events: Sequence[Event]) -> Position:
     """Append events to the log, signed with the coordinator's key where it is here; new terms are noted first."""
-    log = FederationLog(folder, charter.id)
+    log = FederationLog(folder, charter.id, seen_path(folder, charter))
     terms = {
         "fingerprint": charter.fingerprint,
         "charter": hashlib.sha256(charter.to_yaml().encode()).hexdigest(),
@@ -30,6 +31,18 @@ def write_down(charter: Charter, folder: Path, events: Sequence[Event]) -> Posit
     }
     moment = datetime.now(UTC).isoformat(timespec="seconds")
     return log.append(events, moment, coordinator_key(charter, folder), Event("terms", terms), _ends(folder))
+
+
+def seen_path(folder: Path, charter: Charter) -> Path | None:
+    """The file beside the coordinator's private key that knows where the log ends; None where the key is not here.
+
+    The key may be a link to another disk: then so is this file, and whoever changes the federation's folder does not
+    change it.
+    """
+    private = folder / PRIVATE
+    if charter.coordinator is None or not private.exists():
+        return None
+    return private.resolve().with_name(f"coordinator-{charter.id[:16]}.seen")
 
 
 def _ends(folder: Path) -> list[tuple[str, Position]]:
@@ -130,9 +143,22 @@ def release_event(charter: Charter, content: FederationResult) -> Event:
     return Event("released", {"model": content.own.sha256, "key": charter.signing_key})
 
 
+def expected_end(text: str, keys: Sequence[str]) -> tuple[str, Position]:
+    """An end of the log that somebody remembers: NUMBER:DIGEST, or a signature by one of the coordinator's keys."""
+    place = Path(text)
+    if place.suffix != SUFFIX:
+        return "--expect", Position.parse(text)
+    for key in keys[:-1]:
+        with contextlib.suppress(RunError):
+            return place.name, Position.parse(log_position(place, key))
+    if not keys:
+        raise ConfigError(f"--expect {text}: the charter names no key of the coordinator, so nobody signed this file")
+    return place.name, Position.parse(log_position(place, keys[-1]))
+
+
 def check_log(folder: Path, charter: Charter, expected: Sequence[tuple[str, Position]] = ()) -> Verified:
     """The federation's log, compared with the charter's keys, with the last result, and with what others remember."""
-    files, log = FederationFiles(folder), FederationLog(folder, charter.id)
+    files, log = FederationFiles(folder), FederationLog(folder, charter.id, seen_path(folder, charter))
     last = files.last()
     found = log.verify(charter.signing_keys, *expected, *_ends(folder))
     if last is None:

@@ -79,6 +79,7 @@ def choose_thresholds(folder: Path, aims: Aims) -> Chosen:
         pooled = _scores(folder, content)
         path = folder / content.own.model
         _without(decision_path(path))
+        sign_thresholds(charter, folder, content)
         known = known_key(path, None)
         model = load_model(path) if known is None else load_model(path, key=known.key, federation=known.federation)
         rates = _rates(pooled, aims)
@@ -110,6 +111,7 @@ def drop_thresholds(folder: Path) -> FusedFederation:
         if not path.exists():
             raise RunError(f"{folder}: its model has no thresholds, so there is nothing to remove")
         _without(path)
+        sign_thresholds(charter, folder, content)
         write_down(charter, folder, [Event("thresholds", {"model": content.own.sha256, "thresholds": ["removed"]})])
     return FusedFederation(charter, files, content)
 

@@ -278,7 +278,7 @@ def outdated(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> str | None:
     Figures that do not name their code come from the first release; those that do not name their options are made anew.
     """
     now, code = made_by(spec), recorded_code(metrics)
-    if digest_of(metrics.get("options")) != digest_of(now["options"]):
+    if digest_of(_given(metrics.get("options"))) != digest_of(_given(now["options"])):
         return "with other options"
     if code["arithmetic"] != now["code"]["arithmetic"]:
         return (
@@ -287,6 +287,11 @@ def outdated(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> str | None:
     before, after = code["plugins"], now["code"]["plugins"]
     changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
     return f"with another version of the plugin {' and '.join(changed)}" if changed else None
+
+
+def _given(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Options that have a value; those that were added later are None by default."""
+    return None if options is None else {name: value for name, value in options.items() if value is not None}
 
 
 def recorded_code(metrics: Mapping[str, Any]) -> dict[str, Any]:

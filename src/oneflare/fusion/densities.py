@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from oneflare.errors import MemberFault
 from oneflare.fusion.base import UploadSet
+from oneflare.fusion.spreads import claimed_spreads, spreads_of
 from oneflare.models.rules.density import FREEDOM, StudentDensities, room_like
 from oneflare.nn.encoders import widened
 from oneflare.nn.network import signed_root
@@ -67,26 +69,26 @@ class MemberDensities:
     """`(N, C, d)` of u by class"""
     expected: Tensor
     """`(N, C)` the ratio of a member's own images of each class, by what it claims of them (`expected_ratios`)"""
-    width: Tensor
-    """`(N,)` the variance within classes that a member claims, as a part of its background's"""
+    spreads: Tensor
+    """`(N, 2)` how far its background and its classes spread, as it claims (`claimed_spreads`)"""
 
     def take(self, rows: Tensor) -> MemberDensities:
         """Those of some members. rows: `(N,)` whether each is among them"""
         if bool(rows.all()):
             return self
         parts = (self.classes.take(rows), self.background.take(rows))
-        return MemberDensities(*parts, self.held[rows], self.means[rows], self.expected[rows], self.width[rows])
+        return MemberDensities(*parts, self.held[rows], self.means[rows], self.expected[rows], self.spreads[rows])
 
     def room(self, members: int) -> MemberDensities:
         """Room for so many members like this one, to be filled by `put`."""
-        rest = (room_like(value, members) for value in (self.held, self.means, self.expected, self.width))
+        rest = (room_like(value, members) for value in (self.held, self.means, self.expected, self.spreads))
         return MemberDensities(self.classes.room(members), self.background.room(members), *rest)
 
     def put(self, row: int, one: MemberDensities) -> None:
         """Writes a single member's into a row."""
         self.classes.put(row, one.classes)
         self.background.put(row, one.background)
-        for name in ("held", "means", "expected", "width"):
+        for name in ("held", "means", "expected", "spreads"):
             getattr(self, name)[row] = getattr(one, name)[0]
 
     def ratios(self, member: int, features: Tensor) -> Tensor:
@@ -153,27 +155,35 @@ def whitened_trace(whitening: Tensor, covariance: Tensor) -> Tensor:
     return total
 
 
-def member_densities(uploads: UploadSet, shrinkage: float = SHRINKAGE) -> MemberDensities:
-    """The densities of every member, from its evidence `density`; one member's covariances in memory at a time."""
+def member_densities(
+    uploads: UploadSet, shrinkage: float = SHRINKAGE, spread_cap: float | None = None
+) -> MemberDensities:
+    """The densities of every member, from its evidence `density`; one member's covariances in memory at a time.
+
+    spread_cap: how many times the median member's spread a member's may be, and the reverse; None for no bound.
+    """
+    one = torch.ones(len(uploads), dtype=torch.float64)
+    factors = torch.stack((one, one) if spread_cap is None else spreads_of(uploads).bounded(spread_cap), dim=1).tolist()
     counts = uploads.counts
-    first = _one_member(uploads.uploads[0], counts[0], shrinkage)
+    first = _one_member(uploads.uploads[0], counts[0], shrinkage, factors[0])
     found = first.room(len(uploads))
     for row, upload in enumerate(uploads):
-        found.put(row, _one_member(upload, counts[row], shrinkage) if row else first)
+        found.put(row, _one_member(upload, counts[row], shrinkage, factors[row]) if row else first)
     return found
 
 
-def _one_member(upload: Upload, counts: Tensor, shrinkage: float) -> MemberDensities:
-    """Those of a single member."""
+def _one_member(upload: Upload, counts: Tensor, shrinkage: float, factors: Sequence[float]) -> MemberDensities:
+    """Those of a single member; factors: of the background's covariance, and of that within classes."""
     part = upload.evidence(DENSITY)
     means, middle = part[DENSITY_MEANS].double(), part[BACKGROUND_MEAN].double()
     dtype = torch.float32 if shrinkage >= FIRM_SHRINKAGE else torch.float64
-    within, behind = (unpack_symmetric(part[name], dtype)[None] for name in (WITHIN, BACKGROUND))
-    claimed = {name: packed_diagonal(part[name]).double().sum() for name in (WITHIN, BACKGROUND)}
-    variance = float(claimed[BACKGROUND]) / means.shape[1]
+    behind, within = (
+        factor * unpack_symmetric(part[name], dtype)[None]
+        for name, factor in zip((BACKGROUND, WITHIN), factors, strict=True)
+    )
+    variance = factors[0] * float(packed_diagonal(part[BACKGROUND]).double().mean())
     if not variance > 0:
         raise MemberFault(upload.client, f"{upload.path}: its network answers every background image alike")
-    width = claimed[WITHIN] / claimed[BACKGROUND].clamp(min=1e-30)
     images = counts.sum()
     degrees = (images - (counts > 0).sum()).clamp(min=0) + PRIOR_IMAGES
     prior = PRIOR_IMAGES * variance * torch.eye(means.shape[1], dtype=dtype)
@@ -183,7 +193,8 @@ def _one_member(upload: Upload, counts: Tensor, shrinkage: float) -> MemberDensi
     behind = shrunk(behind, images[None], shrinkage)
     background = StudentDensities.of(middle[None, None], behind, torch.ones(1, 1, dtype=torch.float64))
     expected = expected_ratios(classes, background, means, pooled[0])
-    return MemberDensities(classes, background, counts[None] > 0, means[None], expected[None], width[None])
+    spreads = claimed_spreads(part, counts)
+    return MemberDensities(classes, background, counts[None] > 0, means[None], expected[None], spreads[None])
 
 
 def projected_means(means: Tensor, upload: Upload, uploads: UploadSet) -> Tensor:

@@ -2,11 +2,12 @@
 
 A coordinator chooses both on the scores that members send back (`oneflare server thresholds`) and signs them in a file
 beside the model, `model.thresholds.json`. The model's own file stays as it is, and with it the digest that members
-measured.
+measured; its signature says which thresholds belong to it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from oneflare.core.records import parse_record, read_record, record_to_dict
 from oneflare.core.strict import strict_json
 from oneflare.errors import RunError
 from oneflare.models.base import Answers, GlobalModel
-from oneflare.models.sealing import check_seal
+from oneflare.models.sealing import WITHOUT, check_seal, stated_thresholds
 
 NONE = -1
 """label of an image that shows none of the known classes"""
@@ -28,7 +29,7 @@ SUFFIX = ".thresholds.json"
 STEP = 1e4
 """farther apart than any two log(p / t)"""
 SIZE_LIMIT = 1 << 24
-REMEDY = "ask the coordinator for the file again, or remove it: the model then answers with its most likely class"
+REMEDY = "ask the coordinator for the file again"
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,38 @@ def is_for(path: Path, sha256: str) -> bool:
         return False
 
 
+def decision_of(
+    file: Path, model: GlobalModel, sha256: str, key: str | None = None, federation: str | None = None
+) -> Decision | None:
+    """The decision beside a model's file, if one belongs to it; the model's signature says whether and which.
+
+    sha256: of the model's file; key, federation: as `load_model` has them
+    """
+    path, stated = decision_path(file), stated_thresholds(file)
+    if not path.exists():
+        if stated in ("", WITHOUT):
+            return None
+        raise RunError(
+            f"{file}: the coordinator chose thresholds for this model, and {path.name} is not beside it; {REMEDY}"
+        )
+    content = read_regular(path, SIZE_LIMIT)
+    if key is not None and stated and hashlib.sha256(content).hexdigest() != stated:
+        raise RunError(f"{path}: these are not the thresholds that the coordinator signed with this model; {REMEDY}")
+    return read_decision(path, content, model, sha256, key, federation)
+
+
 def read_decision(
-    path: Path, model: GlobalModel, sha256: str, key: str | None = None, federation: str | None = None
+    path: Path,
+    content: bytes,
+    model: GlobalModel,
+    sha256: str,
+    key: str | None = None,
+    federation: str | None = None,
 ) -> Decision:
     """The decision in a file, checked against the model that it is for, and against the coordinator's key if known.
 
-    sha256: of the model's file
+    content: of the file; sha256: of the model's file
     """
-    content = read_regular(path, SIZE_LIMIT)
     if key is not None:
         check_seal(path, content, key, KIND, federation)
     try:

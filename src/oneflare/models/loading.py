@@ -11,7 +11,7 @@ from oneflare.core.plugins import load_plugins
 from oneflare.errors import ConfigError, RunError
 from oneflare.models.base import KINDS, GlobalModel, Task
 from oneflare.models.checking import FUSE_AGAIN, read_model_file, rehearse
-from oneflare.models.decisions import decision_path, read_decision
+from oneflare.models.decisions import decision_of
 from oneflare.nn.backbones import frozen
 from oneflare.nn.given import CUSTOM, give
 from oneflare.nn.tuned import encoder_on
@@ -23,7 +23,8 @@ def load_model(
     """Read a saved model; a custom encoder must be given again, its code is not in the file.
 
     key: the coordinator's public key; a file that it has not signed is refused. federation: also one that was signed
-    for another fingerprint. Thresholds in a file beside the model become its `decision`.
+    for another fingerprint. Thresholds in a file beside the model become its `decision`; where the model's signature
+    names some that are not there, the model is refused.
     """
     load_plugins()
     content = read_model_file(path, key, federation)
@@ -52,7 +53,5 @@ def load_model(
         reason = plain(" ".join(str(error).split()), 160)
         raise RunError(f"{path} is not a OneFlare model ({reason}); {FUSE_AGAIN}") from None
     rehearse(path, len(task.classes), model.rehearsal)
-    chosen = decision_path(path)
-    if chosen.exists():
-        model.decision = read_decision(chosen, model, content["sha256"], key, federation)
+    model.decision = decision_of(path, model, content["sha256"], key, federation)
     return model

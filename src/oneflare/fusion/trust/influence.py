@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 HALVINGS = 60
+MANY_IMAGES = 10
+"""of a class, from which on a member counts among those that bound each other"""
+LEAST_HOLDERS = 3
+"""members with many images of a class, below which nobody is bound: of two, neither outvotes the other"""
 
 
 def capped_influence(counts: Tensor, share: float) -> Tensor:
@@ -27,3 +31,18 @@ def capped_influence(counts: Tensor, share: float) -> Tensor:
         below = middle <= allowed * torch.minimum(claims, middle).sum(0)
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return torch.where(fits, claims, torch.minimum(claims, low))
+
+
+def capped_say(counts: Tensor, share: float | None) -> Tensor:
+    """sqrt(n_ic) `(N, C)`, with no member of `MANY_IMAGES` above `share` of what all such members have together.
+
+    Members with fewer images are neither cut nor counted: a member that alone has many images of a class would
+    otherwise be cut down to those that have one or two. Classes that fewer than `LEAST_HOLDERS` have many images of
+    stay as they are. share: None for no bound.
+    """
+    say = counts.sqrt()
+    if share is None:
+        return say
+    many = counts >= MANY_IMAGES
+    many = many & (many.sum(0) >= LEAST_HOLDERS)
+    return torch.where(many, capped_influence(say * many, share).to(say.dtype), say)

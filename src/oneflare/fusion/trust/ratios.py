@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oneflare.fusion.base import UploadSet
 from oneflare.fusion.densities import MemberDensities, member_densities, projected_means
+from oneflare.fusion.spreads import compared
 
 LEAST_MEMBERS = 3
 """with fewer there is no majority that could be right"""
@@ -22,9 +23,10 @@ KNOWN = 1.25
 of few classes, whose networks take most blobs for one of them, were seen at 0.8, and lies that do harm from 1.6 on"""
 FIT = 2 / 3
 """least agreement of a member's class means with its own prototypes, as a part of the median member's"""
-WIDE = 100.0
-"""how many times the median member's a member's variance within classes may be, each as a part of its own background's:
-ten times as far apart is no accident, and whoever says so denies its classes wherever others see them"""
+FAR = 20.0
+"""how many times the median member's a member's spread may be, and the reverse (`oneflare.fusion.spreads`): of honest
+members with 20 images or more it was between 1/7 and 7.4. Whoever says more denies its classes wherever others see
+them, or has them everywhere"""
 LEAST_FIT = 0.5
 """of the median member, below which nobody is judged: the networks are hardly trained"""
 
@@ -60,7 +62,7 @@ def false_densities(uploads: UploadSet, features: Tensor, densities: MemberDensi
     if not {"density", "counts"} <= uploads.offered or len(uploads) < LEAST_MEMBERS:
         return {}
     densities = member_densities(uploads) if densities is None else densities
-    found = {**_too_wide(densities), **_contradicting(uploads, densities), **_too_sure(densities, features)}
+    found = {**_implausible(uploads, densities), **_contradicting(uploads, densities), **_too_sure(densities, features)}
     if 2 * len(found) >= len(uploads):
         return {}
     return {uploads.uploads[row].client: reason for row, reason in found.items()}
@@ -78,12 +80,14 @@ def _too_sure(densities: MemberDensities, features: Tensor) -> dict[int, str]:
     }
 
 
-def _too_wide(densities: MemberDensities) -> dict[int, str]:
-    usual = float(densities.width.median())
+def _implausible(uploads: UploadSet, densities: MemberDensities) -> dict[int, str]:
+    spreads = compared(densities.spreads, [upload.samples for upload in uploads])
+    what = {"its images of one class are": spreads.within, "its background pictures are": spreads.background}
     return {
-        row: f"its images of one class are said to differ {part / usual:.2g} times as much as usual"
-        for row, part in enumerate(densities.width.tolist())
-        if usual > 0 and not part <= WIDE * usual
+        row: f"{words} said to differ {float(parts[row]):.2g} times as much as usual"
+        for words, parts in what.items()
+        for row in range(len(uploads))
+        if not 1 / FAR <= float(parts[row]) <= FAR
     }
 
 
