@@ -283,11 +283,11 @@ def build_app(
 
     @app.get("/")
     async def page() -> HTMLResponse:
-        return HTMLResponse(_asset("serve.html"))
+        return HTMLResponse(_page("page.html"))
 
     @app.get("/page.js")
     async def script() -> Response:
-        return Response(_asset("serve.js"), media_type="text/javascript")
+        return Response(_page("page.js"), media_type="text/javascript")
 
     return app
 
@@ -311,5 +311,5 @@ def make_server(
     return uvicorn.Server(config)
 
 
-def _asset(name: str) -> str:
-    return resources.files("oneflare.assets").joinpath(name).read_text()
+def _page(name: str) -> str:
+    return resources.files("oneflare.models.serving").joinpath(name).read_text()

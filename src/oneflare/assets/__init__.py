@@ -1,1 +1,0 @@
-"""The page that `oneflare serve` shows."""
