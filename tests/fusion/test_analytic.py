@@ -23,6 +23,7 @@ from oneflare.fusion.analytic.sums import KNOWING, networks_say
 from oneflare.fusion.densities import member_densities
 from oneflare.methods.resolve import resolve
 from oneflare.metrics.classification import expected_calibration_error
+from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
@@ -404,6 +405,16 @@ def test_the_combination_adds_two_log_posteriors(both, monkeypatch, knowing):
     assert t == 1 if knowing == KNOWING else 0.05 < t < 0.95
     wanted = ((analytic.predict_proba(images).log() + t * scores) / (1 + t / 4)).softmax(1)
     assert torch.allclose(model.predict_proba(images), wanted, atol=1e-4)
+
+
+def test_files_that_know_no_overlap_answer_as_they_did(both):
+    _, uploads = both
+    rule = build_fusion({"name": "flare_analytic"}).fuse(uploads).model.rule
+    old = Corroboration(**{name: value for name, value in vars(rule).items() if name != "overlap"})
+    state, t = torch.randn(5, 2, 10, generator=torch.Generator().manual_seed(0)), rule.sharpness
+    plain = state[:, 0] + (t * state[:, 1]).log_softmax(1)
+    assert torch.equal(old.finish(state), plain)
+    assert torch.allclose(rule.finish(state), plain / (1 + t / 4))
 
 
 @pytest.mark.parametrize(("ratio", "t"), [(-1.0, 0.0), (0.0, 0.0), (0.5, 0.04), (1.25, 0.25), (2.5, 1.0), (9.0, 1.0)])
