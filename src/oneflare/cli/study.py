@@ -138,26 +138,20 @@ def _take(plans: list[StudyPlan], runs: Path, archive: Path) -> None:
 def _run(
     plans: list[StudyPlan], runs: Path, archive: Path | None, processes: int | None, *, quiet: bool
 ) -> list[Outcome]:
-    """Run the first seeds of every cell, then more where a claim is undecided; returns the cells that failed."""
+    """Run what the plans need, with the progress of every round; returns the cells that failed."""
     from oneflare.cli import show
     from oneflare.cli.study_progress import study_progress
-    from oneflare.study.cells import merged, unique_cells
-    from oneflare.study.claims import open_cells
     from oneflare.study.estimate import estimate
-    from oneflare.study.execute import is_complete, run_cells
-    from oneflare.study.findings import Findings
+    from oneflare.study.execute import run_cells
+    from oneflare.study.sequential import run_until_clear
 
-    cells = unique_cells(plans)
-    failed: dict[str, Outcome] = {}
-    while cells:
-        with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as observer:
-            outcomes = run_cells(cells, runs, processes=processes, observer=observer, archive=archive)
-        failed |= {outcome.cell: outcome for outcome in outcomes if outcome.status == "failed"}
-        wanted = merged(cell for plan in plans for cell in open_cells(Findings(plan, runs)))
-        cells = [cell for cell in wanted if cell.name not in failed and not is_complete(cell, runs)]
-        if cells and not quiet:
+    def work(cells: list[Cell], round_number: int) -> list[Outcome]:
+        if round_number and not quiet:
             show.note(f"undecided claims need {len(cells)} more cells")
-    return list(failed.values())
+        with study_progress(enabled=not quiet, seconds=estimate(cells, runs)) as observer:
+            return run_cells(cells, runs, processes=processes, observer=observer, archive=archive)
+
+    return run_until_clear(plans, runs, work)
 
 
 def _report(plans: list[StudyPlan], runs: Path, out: Path, *, json: bool, quiet: bool) -> None:
