@@ -72,9 +72,18 @@ def measure(only: str) -> None:
         if not name.startswith(only) or name in stored():
             continue
         if not (folder / "result.json").exists():
+            before = time.monotonic(), children_seconds()
             subprocess.run(["oneflare", "run", *words, "--out", str(folder), "--quiet"], check=True)
+            wall, processor = time.monotonic() - before[0], children_seconds() - before[1]
+            write_json(folder / "time.json", {"wall_seconds": wall, "processor_seconds": processor})
         write_json(RESULTS, stored() | {name: figures(folder, words)})
         print(name, flush=True)
+
+
+def children_seconds() -> float:
+    """Of a processor, in all finished processes that this one started."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def figures(folder: Path, words: list[str]) -> dict[str, Any]:
@@ -90,6 +99,7 @@ def figures(folder: Path, words: list[str]) -> dict[str, Any]:
         "client_seconds": result.cost.train_seconds,
         "fuse_seconds": own.fuse_seconds,
         "peak_memory_bytes": result.cost.peak_memory_bytes,
+        **json.loads((folder / "time.json").read_text()),
         "machine": machine(),
     }
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from oneflare.upload.rice import decode_triangle, encode_triangle, row_bits
 from oneflare.upload.symmetric import SLACK, positive, symmetric, triangle, triangle_size, unpack_symmetric
 
 if TYPE_CHECKING:
-    from oneflare.upload.statistics import FeatureLimits, Statistics
+    from oneflare.upload.statistics import FeatureLimits
 
 SCATTER, SUMS, COUNTS = "scatter", "sums", "counts"
 FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
@@ -108,14 +107,12 @@ def rounding_eigenvalue(steps: Sequence[float], dim: int) -> float:
     return 2 * math.sqrt(dim * sum(step**2 for step in steps) / 12)
 
 
-def changed_statistics(total: Statistics, coder: Decorrelation) -> Statistics:
-    """The sums of z = A phi; the part of the mean is changed apart from the scatter, which is far smaller."""
-    n = max(total.samples, 1.0)
-    sums = total.sums.sum(0)
-    changed = coder.changed(total.sums)
-    mean = changed.sum(0)
-    scatter = coder.decorrelate(total.gram - torch.outer(sums, sums / n)).double()
-    return replace(total, gram=scatter.addr_(mean, mean / n), sums=changed)
+def changed_sums(packed: Mapping[str, Tensor], coder: Decorrelation) -> tuple[Tensor, Tensor, Tensor]:
+    """G `(D, D)`, b `(C, D)` and n `(C,)` of z = A phi, float64, of packed statistics in code."""
+    products, _ = decoded(packed)
+    sums, counts = coder.changed(packed[SUMS].double()), packed[COUNTS].double()
+    mean = sums.sum(0)
+    return products.addr_(mean, mean / max(float(counts.sum()), 1.0)), sums, counts
 
 
 def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: Decorrelation) -> str | None:

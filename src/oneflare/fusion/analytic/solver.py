@@ -6,6 +6,7 @@ correlation matrix K; classes have prior p, means M `(D, C)`, and y is the centr
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,10 +81,11 @@ class Correlations:
         """cov(f, y) and cov(f, f), both `(C, C)`, of the ridge regression's predictions f = b^T (K + r)^-1 x"""
         raise NotImplementedError
 
-    def choose_ridge(self) -> float:
+    def choose_ridge(self, least: float = 0.0) -> float:
         """The best by `criterion` among those of at least twice the size of K's most negative eigenvalue.
 
-        Rounding and privacy noise make K indefinite, and so bound the ridge from below.
+        Rounding and privacy noise make K indefinite, and so bound the ridge from below. least: another such bound,
+        which is taken itself where no larger ridge of the table is better than the smallest above it
         """
         raise NotImplementedError
 
@@ -175,10 +177,10 @@ class Spectrum(Correlations):
         solved = self.rotated / (self.values + ridge)[:, None]
         return self.rotated.T @ solved, solved.T @ (self.values[:, None] * solved)
 
-    def choose_ridge(self) -> float:
+    def choose_ridge(self, least: float = 0.0) -> float:
         floor = 2 * self.noise
         scores = {ridge: self.criterion(ridge) for ridge in (max(floor, RIDGES[0]), *RIDGES) if ridge >= floor}
-        return max(scores, key=lambda ridge: (scores[ridge], ridge))
+        return max(least, max(scores, key=lambda ridge: (scores[ridge], ridge)))
 
 
 class Factored(Correlations):
@@ -233,9 +235,10 @@ class Factored(Correlations):
         fy = self.cross.T @ solved
         return fy, fy - ridge * solved.T @ solved
 
-    def choose_ridge(self) -> float:
+    def choose_ridge(self, least: float = 0.0) -> float:
         """By steps of a decade, then of a half and of a quarter, from the middle: the criterion has one peak."""
         scores: dict[int, float] = {}
+        lowest = min(bisect.bisect_left(RIDGES, least), len(RIDGES) - 1)
 
         def score(place: int) -> float:
             if place not in scores:
@@ -243,17 +246,17 @@ class Factored(Correlations):
                 scores[place] = self.criterion(ridge) if self._at(ridge) is not None else -math.inf
             return scores[place]
 
-        best = MIDDLE
+        best = max(MIDDLE, lowest)
         for step in (4, 2, 1):
             moving = True
             while moving:
-                around = [place for place in (best - step, best, best + step) if 0 <= place < len(RIDGES)]
+                around = [place for place in (best - step, best, best + step) if lowest <= place < len(RIDGES)]
                 better = max(around, key=lambda place: (score(place), place))
                 moving, best = better != best, better
         best = max(scores, key=lambda place: (scores[place], place))
         while best < len(RIDGES) - 1 and not self._above_noise(RIDGES[best]):
             best += 1
-        return RIDGES[best]
+        return least if best == lowest and least > 0 and self._above_noise(least) else max(least, RIDGES[best])
 
     def _above_noise(self, ridge: float) -> bool:
         """Whether K + r/2 is positive definite, which a smaller ridge that was tried has often shown already."""
@@ -296,7 +299,7 @@ def solve(
 ) -> LinearClassifier:
     """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given."""
     spectrum = correlations(statistics)
-    strength = max(least, spectrum.choose_ridge()) if ridge is None else ridge
+    strength = spectrum.choose_ridge(least) if ridge is None else ridge
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)
     predictions, labels = spectrum.simulate(strength)
