@@ -241,7 +241,7 @@ class UploadConfig(Section):
         None,
         gt=0,
         description="the most bytes that an upload of statistics may have, for example 10MB; the map is as large as "
-        "fits (analytic=multi_scale)",
+        "fits (analytic=paired)",
     )
     statistics: Names | None = Field(
         None,

@@ -117,7 +117,8 @@ class FilterBank:
         """
         rows = torch.cat(self.parts).flatten(1)
         mean_part = rows.sum(1).abs() * 255.0 / math.sqrt(CONTRAST_EPS)
-        return (rows.norm(dim=1) * math.sqrt(rows.shape[1]) + mean_part - self.view.threshold).clamp(min=0)
+        largest: Tensor = rows.norm(dim=1) * math.sqrt(rows.shape[1]) + mean_part - self.view.threshold
+        return largest.clamp(min=0)
 
     def highest(self) -> Tensor:
         return self.largest_responses().sqrt().repeat(FILTER_OUTPUTS)

@@ -26,9 +26,9 @@ SMALL_SIDE = 16
 LARGE_KERNEL, SMALL_KERNEL = 5, 3
 WEIGHTS = ({"filters": 3, "pairs": 3}, {"filters": 2})
 """relative shares of the features of the image, and of the image at half its size; docs/analytic.md says why"""
-OPERATIONS_PER_SECOND = 2.0e10
+OPERATIONS_PER_SECOND = 3.0e10
 """of one core in a convolution and what follows it. A constant, so that every member finds the same map for a budget"""
-PAIR_POSITIONS_PER_SECOND = 4.0e8
+PAIR_POSITIONS_PER_SECOND = 5.0e8
 """of one core in products of responses"""
 PRODUCTS_PER_SECOND = 2.0e10
 """of one core in the sums of products"""
