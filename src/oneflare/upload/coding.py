@@ -23,7 +23,7 @@ from torch import Tensor
 from oneflare.nn import build_feature_map
 from oneflare.nn.decorrelation import Decorrelation
 from oneflare.upload.rice import decode_triangle, encode_triangle, row_bits
-from oneflare.upload.symmetric import SLACK, positive, symmetric, triangle, triangle_size, unpack_symmetric
+from oneflare.upload.symmetric import SLACK, mirrored_, positive, triangle_size, unpack_symmetric, upper_values
 
 if TYPE_CHECKING:
     from oneflare.upload.statistics import FeatureLimits
@@ -81,13 +81,13 @@ def plain(packed: Mapping[str, Tensor], coder: Decorrelation) -> dict[str, Tenso
     """Packed statistics in float32 of those in code."""
     products, _ = decoded(packed)
     restored = coder.restore(products)
-    return {**packed, SCATTER: restored.masked_select(triangle(len(restored)))}
+    return {**packed, SCATTER: upper_values(restored)}
 
 
 def decoded(packed: Mapping[str, Tensor]) -> tuple[Tensor, float]:
     """u Q `(D, D)` and u; a ValueError where the words are no code"""
     step = decoded_step(packed)
-    return symmetric(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1])).mul_(step), step
+    return mirrored_(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1])).mul_(step), step
 
 
 def decoded_step(packed: Mapping[str, Tensor]) -> float:

@@ -18,6 +18,7 @@ from torch import Tensor
 from oneflare.core.seeds import torch_generator
 from oneflare.errors import UploadError
 from oneflare.upload.statistics import Statistics
+from oneflare.upload.symmetric import positive
 
 RIDGES: tuple[float, ...] = tuple(10.0 ** (e / 4) for e in range(-16, 9))
 TEMPERATURES = (2.0**-6, 2.0**7)
@@ -254,14 +255,16 @@ class Factored(Correlations):
                 better = max(around, key=lambda place: (score(place), place))
                 moving, best = better != best, better
         best = max(scores, key=lambda place: (scores[place], place))
+        if best == lowest and least > 0 and self._above_noise(least):
+            return least
         while best < len(RIDGES) - 1 and not self._above_noise(RIDGES[best]):
             best += 1
-        return least if best == lowest and least > 0 and self._above_noise(least) else max(least, RIDGES[best])
+        return max(least, RIDGES[best])
 
     def _above_noise(self, ridge: float) -> bool:
         """Whether K + r/2 is positive definite, which a smaller ridge that was tried has often shown already."""
         shown = any(tried <= ridge / 2 for tried, found in self._known.items() if found is not None)
-        return shown or self._factor(ridge / 2) is not None
+        return shown or positive(self.matrix, ridge / 2)
 
 
 def correlations(statistics: Statistics) -> Correlations:
