@@ -51,7 +51,7 @@ def cells() -> dict[str, list[str]]:
     """name -> words of `oneflare run`, the most telling first"""
     found = {}
     wanted = [(data, "45MB", "coarse", 0.05, 0) for data in DATA]
-    wanted += [(data, limit, "coarse", 0.05, 0) for limit in ("3MB", "10MB") for data in DATA]
+    wanted += [(data, limit, "coarse", 0.05, 0) for limit in ("3MB", "20MB", "10MB") for data in DATA]
     wanted += [("cifar10", "3MB", "coarse", 0.5, 0), ("cifar10", "3MB", "fine", 0.05, 0)]
     wanted += [("cifar10", "3MB", "fine", 0.5, 0)]
     wanted += [(data, "3MB", "float32", 0.05, 0) for data in DATA]
