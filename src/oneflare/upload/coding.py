@@ -84,10 +84,10 @@ def plain(packed: Mapping[str, Tensor], coder: Decorrelation) -> dict[str, Tenso
     return {**packed, SCATTER: upper_values(restored)}
 
 
-def decoded(packed: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-    """u Q `(D, D)` and u; a ValueError where the words are no code"""
+def decoded(packed: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> tuple[Tensor, float]:
+    """u Q `(D, D)` and u; a ValueError where the words are no code. float32 is exact below 2^24 steps"""
     step = decoded_step(packed)
-    return mirrored_(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1])).mul_(step), step
+    return mirrored_(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1], dtype)).mul_(step), step
 
 
 def decoded_step(packed: Mapping[str, Tensor]) -> float:
@@ -118,7 +118,7 @@ def changed_sums(packed: Mapping[str, Tensor], coder: Decorrelation) -> tuple[Te
 def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: Decorrelation) -> str | None:
     """What no images could give, in coded sums whose class sums are possible; None if nothing is."""
     try:
-        products, step = decoded(packed)
+        products, step = decoded(packed, torch.float32)
     except ValueError as error:
         return f"scatter is not in the code of sums: {error}"
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
@@ -131,8 +131,9 @@ def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: D
         worst = int((variances / n).where(excess, torch.zeros(())).argmax())
         return f"scatter has a variance of {float(variances[worst]) / n:.3g}, more than its feature can have"
     offsets = coder.changed((sums[present] / counts[present, None] - mean).float())
-    within = products.float().sub_(offsets.T @ (counts[present, None].float() * offsets))
-    if not positive(within, _slack(products.diagonal(), step)):
+    diagonal = products.diagonal().clone()
+    within = products.sub_(offsets.T @ (counts[present, None].float() * offsets))
+    if not positive(within, _slack(diagonal, step)):
         return "scatter and sums contradict each other: no images have these class means and these covariances"
     return None
 
@@ -143,7 +144,7 @@ def _variances(products: Tensor, step: float, coder: Decorrelation) -> tuple[Ten
     for back in coder.backward:
         end = start + len(back)
         wide = back.double()
-        found.append(((wide @ products[start:end, start:end]) * wide).sum(1))
+        found.append(((wide @ products[start:end, start:end].double()) * wide).sum(1))
         moved.append(0.5 * step * wide.abs().sum(1).square())
         start = end
     return torch.cat(found), torch.cat(moved)
