@@ -98,13 +98,17 @@ def decoded_step(packed: Mapping[str, Tensor]) -> float:
     return 2.0 ** int(words[0])
 
 
+def rounding_variance(steps: Sequence[float]) -> float:
+    """Of each entry of the sum of so many clients' products: u^2/12 for each."""
+    return sum(step**2 for step in steps) / 12
+
+
 def rounding_eigenvalue(steps: Sequence[float], dim: int) -> float:
     """About the largest eigenvalue of what rounding to these steps adds to the sum of so many clients' products.
 
-    An entry is off by a variance of u^2/12 for each client. A symmetric matrix of unrelated entries of variance s^2
-    has eigenvalues up to 2 s sqrt(D) (Wigner 1955).
+    A symmetric matrix of unrelated entries of variance s^2 has eigenvalues up to 2 s sqrt(D) (Wigner 1955).
     """
-    return 2 * math.sqrt(dim * sum(step**2 for step in steps) / 12)
+    return 2 * math.sqrt(dim * rounding_variance(steps))
 
 
 def changed_sums(packed: Mapping[str, Tensor], coder: Decorrelation) -> tuple[Tensor, Tensor, Tensor]:

@@ -53,7 +53,8 @@ class LinearClassifier:
 class Correlations:
     """K and the covariance of features and labels, from summed statistics; how (K + r)^-1 is had, subclasses say."""
 
-    def __init__(self, statistics: Statistics) -> None:
+    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
+        """rounding: the variance that rounding added to each entry of G"""
         self.n = statistics.samples
         self.present = statistics.counts > 0
         if not bool(self.present.any()):
@@ -69,6 +70,8 @@ class Correlations:
         class_sums = statistics.sums[self.present].T / self.n - torch.outer(self.mean, self.prior)
         self.cross = class_sums * self.inverse[:, None]
         """`(D, C)` covariance of features and labels: M diag(p)"""
+        self.blur = rounding / self.n**2 * float(self.inverse.square().mean()) ** 2
+        """s^2: the variance that rounding added to an entry of K, on average"""
 
     def solved(self, ridge: float) -> Tensor:
         """(K + r)^-1 M diag(p) `(D, C)`"""
@@ -95,17 +98,33 @@ class Correlations:
         """cov(y, y) `(C, C)`"""
         return torch.diag(self.prior) - torch.outer(self.prior, self.prior)
 
+    def resolvent_trace(self, ridge: float) -> float:
+        """tr R with R = (K + r)^-1; df = D - r tr R"""
+        return (len(self.inverse) - self.freedom(ridge)) / ridge
+
     def leverage(self, ridge: float) -> float:
-        """h = (df + 1)/n: the mean influence of an image on its own prediction"""
-        return (self.freedom(ridge) + 1) / self.n
+        """h = (df + 1)/n: the mean influence of an image on its own prediction.
+
+        Where K = K_0 + E was rounded, df = tr K_0 R is tr K R - tr E R. For unrelated errors of variance s^2 the mean
+        of tr E R is -s^2 ((tr R)^2 + tr R^2), by Gaussian integration by parts and dR = -R dE R; the first part counts.
+        """
+        freedom = self.freedom(ridge) + self.blur * self.resolvent_trace(ridge) ** 2
+        return (freedom + 1) / self.n
 
     def left_out(self, ridge: float) -> tuple[Tensor, Tensor] | None:
         """The same moments of g = (f - h y)/(1 - h), what generalised cross-validation takes for predictions of
-        left-out images; None where nothing would be left."""
+        left-out images; None where nothing would be left.
+
+        Where K was rounded, cov(f, f) = A^T K_0 A with A = R M diag(p) is A^T K A + 2 s^2 tr(R) A^T A, by the same
+        integration: R leans to where rounding made K smaller than it is.
+        """
         h = self.leverage(ridge)
         if h > 0.999:
             return None
         fy, ff = self.moments(ridge)
+        if self.blur > 0:
+            solved = self.solved(ridge)
+            ff = ff + 2 * self.blur * self.resolvent_trace(ridge) * solved.T @ solved
         return (fy - h * self.labels) / (1 - h), (ff - 2 * h * fy + h * h * self.labels) / (1 - h) ** 2
 
     def criterion(self, ridge: float) -> float:
@@ -157,8 +176,8 @@ class Correlations:
 class Spectrum(Correlations):
     """K = V diag(e) V^T: one costly step, after which every ridge is cheap."""
 
-    def __init__(self, statistics: Statistics) -> None:
-        super().__init__(statistics)
+    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
+        super().__init__(statistics, rounding)
         values, self.vectors = torch.linalg.eigh(self.matrix)
         self.noise = max(0.0, -float(values[0]))
         """size of the most negative eigenvalue"""
@@ -191,8 +210,8 @@ class Factored(Correlations):
     1990). Its deviation is at most sqrt(2 D / PROBES) in df, which is about D/3: less than one per cent.
     """
 
-    def __init__(self, statistics: Statistics) -> None:
-        super().__init__(statistics)
+    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
+        super().__init__(statistics, rounding)
         dim = len(self.matrix)
         signs = torch.randint(0, 2, (dim, PROBES), generator=torch_generator(0, "probes")).double() * 2 - 1
         self.probes = torch.eye(dim, dtype=torch.float64) if dim <= PROBES else signs
@@ -267,9 +286,9 @@ class Factored(Correlations):
         return shown or positive(self.matrix, ridge / 2)
 
 
-def correlations(statistics: Statistics) -> Correlations:
+def correlations(statistics: Statistics, rounding: float = 0.0) -> Correlations:
     """The faster way for so many features."""
-    return (Spectrum if len(statistics.gram) < FACTORED_FROM else Factored)(statistics)
+    return (Spectrum if len(statistics.gram) < FACTORED_FROM else Factored)(statistics, rounding)
 
 
 def simulated_scores(means: Tensor, within: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,10 +317,18 @@ def inverse_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def solve(
-    statistics: Statistics, *, kind: str = "lda", ridge: float | None = None, least: float = 0.0
+    statistics: Statistics,
+    *,
+    kind: str = "lda",
+    ridge: float | None = None,
+    least: float = 0.0,
+    rounding: float = 0.0,
 ) -> LinearClassifier:
-    """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given."""
-    spectrum = correlations(statistics)
+    """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given.
+
+    rounding: the variance that rounding added to each entry of G
+    """
+    spectrum = correlations(statistics, rounding)
     strength = spectrum.choose_ridge(least) if ridge is None else ridge
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)

@@ -20,7 +20,7 @@ from oneflare.models.members import Rule
 from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
 from oneflare.upload import Upload
-from oneflare.upload.coding import coder_of, rounding_eigenvalue
+from oneflare.upload.coding import coder_of, rounding_eigenvalue, rounding_variance
 from oneflare.upload.statistics import Plan, Statistics
 
 ABOVE_ROUNDING = 1.25
@@ -88,15 +88,16 @@ class Analytic(Fusion):
         """The classifier of a total of `solved_statistics`.
 
         Sums that were rounded after a change of features z = A phi are solved for z: phi.(A^T W) = z.W. There the
-        rounding is the same in all directions. The ridge exceeds the largest eigenvalue that rounding adds, which the
-        closed-form criterion cannot tell from what the images say.
+        rounding is the same in all directions. The closed-form criterion takes account of it, and the ridge exceeds
+        the largest eigenvalue that rounding adds.
         """
         if not uploads.plan.coded:
             return solve(total, kind=self.solver, ridge=self.ridge)
         image = uploads.contract.image
         coder = coder_of(uploads.plan.feature_map, image.channels, image.size)
-        noise = rounding_eigenvalue([upload.step() for upload in uploads], uploads.plan.dim) / max(total.samples, 1.0)
-        found = solve(total, kind=self.solver, ridge=self.ridge, least=ABOVE_ROUNDING * noise)
+        steps = [upload.step() for upload in uploads]
+        least = ABOVE_ROUNDING * rounding_eigenvalue(steps, uploads.plan.dim) / max(total.samples, 1.0)
+        found = solve(total, kind=self.solver, ridge=self.ridge, least=least, rounding=rounding_variance(steps))
         return replace(found, weight=coder.weights(found.weight))
 
 
