@@ -17,7 +17,6 @@ from oneflare.errors import ConfigError
 from oneflare.fusion.analytic.solver import solve
 from oneflare.nn import build_feature_map
 from oneflare.upload.coding import (
-    BITS,
     FINENESS,
     changed_sums,
     code_complaint,
@@ -81,7 +80,7 @@ def test_fewer_bits_than_correlations_in_twelve_bits():
     exact = statistics(1000)
     sizes = {name: coded(pack(exact), CODER, name)["scatter"].numel() * 8 for name in FINENESS}
     numbers = FEATURES.dim * (FEATURES.dim + 1) / 2
-    assert 8 * sizes["coarse"] / numbers < BITS["coarse"] + 1
+    assert 8 * sizes["coarse"] / numbers < 7
     assert 8 * sizes["fine"] / numbers < 12 + 1
 
 
@@ -126,7 +125,7 @@ def test_damaged_code_is_refused():
 def test_the_planned_size_counts_the_header_and_the_sums():
     room = scatter_room(100_000, 50, 10)
     assert room == 100_000 - 256 * 26 - 4 * 50 * 10 - 80
-    assert statistics_bytes(50, 10, "coarse") == math.ceil(6 * 1275 / 8) + 2080
+    assert statistics_bytes(50, 10, "coarse") == math.ceil(4 * 1275 / 8) + 2080
 
 
 def test_features_of_a_backbone_are_not_coded():

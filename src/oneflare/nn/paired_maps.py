@@ -20,7 +20,8 @@ from oneflare.nn.multi_scale_maps import BUDGET_IMAGES, SEED_STRIDE, Seconds, la
 
 DEFAULT_FEATURES = 1150
 """the size of `random_conv`"""
-MOST_FEATURES = 1 << 14
+MOST_FEATURES = 12_000
+"""beyond which the server's time grows faster than what features bring"""
 SMALL_SIDE = 16
 """pixels below which patches are small ones alone"""
 LARGE_KERNEL, SMALL_KERNEL = 5, 3
