@@ -50,7 +50,8 @@ PUBLISHED_MAPS = {"CKN, two layers": ((2300, 77.5), (9200, 82.0))}
 def cells() -> dict[str, list[str]]:
     """name -> words of `oneflare run`, the most telling first"""
     found = {}
-    wanted = [(data, limit, "coarse", 0.05, 0) for limit in ("3MB", "45MB", "10MB") for data in DATA]
+    wanted = [(data, "45MB", "coarse", 0.05, 0) for data in DATA]
+    wanted += [(data, limit, "coarse", 0.05, 0) for limit in ("3MB", "20MB", "10MB") for data in DATA]
     wanted += [("cifar10", "3MB", "coarse", 0.5, 0), ("cifar10", "3MB", "fine", 0.05, 0)]
     wanted += [("cifar10", "3MB", "fine", 0.5, 0)]
     wanted += [(data, "3MB", "float32", 0.05, 0) for data in DATA]
@@ -72,9 +73,18 @@ def measure(only: str) -> None:
         if not name.startswith(only) or name in stored():
             continue
         if not (folder / "result.json").exists():
+            before = time.monotonic(), children_seconds()
             subprocess.run(["oneflare", "run", *words, "--out", str(folder), "--quiet"], check=True)
+            wall, processor = time.monotonic() - before[0], children_seconds() - before[1]
+            write_json(folder / "time.json", {"wall_seconds": wall, "processor_seconds": processor})
         write_json(RESULTS, stored() | {name: figures(folder, words)})
         print(name, flush=True)
+
+
+def children_seconds() -> float:
+    """Of a processor, in all finished processes that this one started."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def figures(folder: Path, words: list[str]) -> dict[str, Any]:
@@ -90,6 +100,7 @@ def figures(folder: Path, words: list[str]) -> dict[str, Any]:
         "client_seconds": result.cost.train_seconds,
         "fuse_seconds": own.fuse_seconds,
         "peak_memory_bytes": result.cost.peak_memory_bytes,
+        **json.loads((folder / "time.json").read_text()),
         "machine": machine(),
     }
 
@@ -135,23 +146,40 @@ def stream(most: int = 100_000) -> None:
 
 def table() -> None:
     lines = [
-        "# Accuracy for so many megabytes",
+        "# Accuracy for so many megabytes and seconds",
         "",
         "Written by `python -m benchmarks.limit table` from `limit.json`, which holds the command of each line.",
-        f"20,000 training and 5,000 test images, {CLIENTS} clients, `analytic=multi_scale`. Seconds are those of a",
-        "machine that others used at the same time. A size in megabytes is `upload.limit`. A number is that of filters",
-        "of the map without shifted windows (`analytic.shifted=false`), as it was at first.",
+        f"20,000 training and 5,000 test images, {CLIENTS} clients. A size in megabytes is `upload.limit`, with",
+        "`analytic=paired`. Lines that name `multi_scale` are of that older map: with windows where the size is in",
+        "megabytes, without (`analytic.shifted=false`) where it is a number of filters.",
+        "Seconds of clients and of the fusion passed on a machine of two cores that many others used at the same time.",
+        "Processor seconds are those of all processes of a run: reading, clients, checks, fusion and test images.",
         "",
-        "| data | size | sums | alpha | seed of filters | accuracy % | largest upload MB | clients s | fusion s |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| data | size | sums | alpha | seed of filters | accuracy % | largest upload MB | clients s | fusion s "
+        "| processor s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, cell in stored().items():
         data, chosen, dtype, alpha, seed = name.split("-")
         size = f"{cell['largest_upload_bytes'] / 1e6:.2f}"
         row = [data, chosen, dtype, alpha[1:], seed[1:], f"{100 * cell['accuracy']:.2f}", size]
-        lines.append("| " + " | ".join([*row, f"{cell['client_seconds']:.0f}", f"{cell['fuse_seconds']:.0f}"]) + " |")
+        row += [f"{cell['client_seconds']:.0f}", f"{cell['fuse_seconds']:.0f}"]
+        processor = cell.get("processor_seconds")
+        row.append("not measured" if processor is None else f"{processor:.0f}")
+        lines.append("| " + " | ".join(row) + " |")
     TABLE.write_text("\n".join(lines) + "\n")
     draw()
+
+
+def curves(measure: str, unit: float) -> dict[str, list[tuple[float, float]]]:
+    """Label -> (measure / unit, accuracy %) of each cell that has the measure."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for name, cell in stored().items():
+        data, size, dtype, *_ = name.split("-")
+        if cell.get(measure) is not None:
+            label = f"{data}, {dtype}" + (", multi_scale" if "multi_scale" in size else "")
+            points.setdefault(label, []).append((cell[measure] / unit, 100 * cell["accuracy"]))
+    return points
 
 
 def draw() -> None:
@@ -161,25 +189,24 @@ def draw() -> None:
     matplotlib.rcParams["svg.hashsalt"] = "oneflare"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.5))
-    points: dict[str, list[tuple[float, float]]] = {}
-    for name, cell in stored().items():
-        data, _, dtype, *_ = name.split("-")
-        label = f"{data}, {dtype}, 20,000 images"
-        points.setdefault(label, []).append((cell["largest_upload_bytes"] / 1e6, 100 * cell["accuracy"]))
-    for label, found in points.items():
-        axes.plot(*zip(*sorted(found), strict=True), "o-", label=label)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.8), sharey=True)
+    for axes, measure, unit in ((left, "largest_upload_bytes", 1e6), (right, "processor_seconds", 1.0)):
+        for label, found in curves(measure, unit).items():
+            axes.plot(*zip(*sorted(found), strict=True), "o-", label=f"{label}, 20,000 images")
     for label, maps in PUBLISHED_MAPS.items():
         places = [(2 * dim * (dim + 1) / 1e6, accuracy) for dim, accuracy in maps]
-        axes.plot(*zip(*places, strict=True), "^:", color="gray", label=f"{label}, CIFAR-10, 50,000 images")
+        left.plot(*zip(*places, strict=True), "^:", color="gray", label=f"{label}, CIFAR-10, 50,000 images")
     beside = {"textcoords": "offset points"}
     for label, accuracy in PUBLISHED.items():
-        axes.axhline(accuracy, color="lightgray", linewidth=0.8)
-        axes.annotate(label, (1.05, accuracy), (0, 2 if accuracy > 79 else -8), fontsize=7, color="gray", **beside)
-    axes.set(xscale="log", xlim=(1, 250), xlabel="megabytes that a client sends", ylabel="accuracy %")
-    axes.legend(fontsize=7, loc="lower right")
+        left.axhline(accuracy, color="lightgray", linewidth=0.8)
+        left.annotate(label, (1.05, accuracy), (0, 2 if accuracy > 79 else -8), fontsize=7, color="gray", **beside)
+    left.set(xscale="log", xlim=(1, 250), xlabel="megabytes that a client sends", ylabel="accuracy %")
+    right.set(xscale="log", xlabel="processor seconds of a whole run")
+    left.legend(fontsize=6, loc="lower right")
+    right.legend(fontsize=6, loc="lower right")
     figure.tight_layout()
     figure.savefig(PICTURE, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def main(words: list[str]) -> None:

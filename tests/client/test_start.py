@@ -36,7 +36,7 @@ def test_uploads_are_as_large_as_the_limit_allows(tmp_path, dtype, limit):
     sizes = [path.stat().st_size for path in tmp_path.glob("clients/*/upload.safetensors")]
     assert len(sizes) == 5
     assert 0.8 * limit < max(sizes) <= limit
-    assert uploads.plan.feature_map["name"] == "multi_scale"
+    assert uploads.plan.feature_map["name"] == "paired"
     model = fuse(uploads)
     model.save(tmp_path / "model.safetensors")
     images = DIGITS.test.images[:40]
@@ -79,7 +79,7 @@ def test_private_and_fixed_point_sums_take_a_map_of_several_scales(tmp_path, upl
 
 
 def test_a_budget_alone_chooses_the_map():
-    assert resolve(SMALL, {"analytic": {"budget": "30s"}}).analytic["name"] == "multi_scale"
+    assert resolve(SMALL, {"analytic": {"budget": "30s"}}).analytic["name"] == "paired"
     assert resolve(SMALL).analytic["name"] == "random_conv"
 
 
@@ -88,7 +88,7 @@ def test_a_budget_alone_chooses_the_map():
     [
         ({"upload": {"limit": "ten"}}, "such as 500kB or 10MB"),
         ({"upload": {"limit": 0}}, "greater than 0"),
-        ({"upload": {"limit": "1MB"}, "analytic": "random_conv"}, "set analytic=multi_scale"),
+        ({"upload": {"limit": "1MB"}, "analytic": "random_conv"}, "set analytic=paired"),
         ({"upload": {"limit": "1MB"}, "analytic": "multi_scale", "method": "flare_analytic"}, "not networks"),
         ({"upload": {"limit": "1MB", "masked": True}}, "masked sums"),
         ({"upload": {"statistics_dtype": "int12"}, "fusions": "gh_qda"}, "float32 or int16"),

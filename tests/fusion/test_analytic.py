@@ -118,6 +118,24 @@ def test_the_chosen_ridge_is_near_the_best_on_images_not_seen():
     assert accuracy(None) >= max(accuracy(10.0**e) for e in range(-4, 3)) - 0.03
 
 
+@pytest.mark.parametrize("kind", [Spectrum, Factored])
+def test_the_criterion_of_rounded_sums_is_that_of_exact_ones(kind):
+    """Oracle: the same sums without the errors that rounding to a step of 60 adds."""
+    phi, labels = toy(seed=2, n=900, dim=300, classes=4)
+    exact = linear_statistics(standardised(phi), labels, 4)
+    errors = (
+        torch.rand(300, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).sub_(0.5).mul_(60).triu()
+    )
+    rounded = Statistics(exact.gram + errors + errors.triu(1).T, exact.sums, exact.counts)
+    plain, aware, unaware = kind(exact), kind(rounded, 60**2 / 12), kind(rounded)
+    assert plain.blur == 0
+    for ridge in (1.0, 2.0, 4.0):
+        wanted = plain.criterion(ridge)
+        assert aware.criterion(ridge) == pytest.approx(wanted, abs=0.01)
+        assert abs(unaware.criterion(ridge) - wanted) > 2 * abs(aware.criterion(ridge) - wanted)
+    assert solve(rounded, rounding=60**2 / 12, least=0.5).ridge == pytest.approx(solve(exact).ridge, rel=1)
+
+
 def test_noise_bounds_the_ridge_from_below():
     phi, labels = toy(n=50, dim=6)
     statistics = linear_statistics(phi, labels, 3)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import oneflare
 from oneflare.client.start import make_contract, shared_start
 from oneflare.client.statistics import exact_statistics
 from oneflare.core.config import DataConfig
@@ -29,6 +30,7 @@ from oneflare.fusion.analytic.solver import Spectrum
 from oneflare.methods.resolve import resolve
 from oneflare.models import QuadraticModel
 from oneflare.nn import build_feature_map
+from oneflare.simulation.stages import fuse_run
 from oneflare.upload import Contents, read_upload, write_upload
 from oneflare.upload.class_statistics import pack_classes, unpack_classes
 from oneflare.upload.disclosure import disclose
@@ -419,3 +421,12 @@ def test_a_thousand_classes(tmp_path, fusion):
     together = UploadSet(tuple(uploads), contract, shared_start(terms, contract))
     found = build_fusion(terms.fusions[0]).fuse(together).model.predict((patterns + 0.01).clamp(max=1))
     assert float((found == torch.arange(1000)).float().mean()) > (0.9 if fusion in ("analytic", "gh_lda") else 0.05)
+
+
+def test_rounded_sums_are_refused_by_rules_that_take_no_account_of_it(tmp_path):
+    settings = {"data": {"name": "digits", "train_size": 300, "test_size": 40}, "method": "analytic", "clients": 3}
+    own = {"name": "random_conv", "filters": 10}
+    oneflare.run(**settings, analytic=own, upload={"statistics_dtype": "coarse"}, out=tmp_path / "run")
+    with pytest.raises(UploadError, match="only the fusions analytic and flare_analytic"):
+        fuse_run(tmp_path / "run", [{"name": "gh_lda"}])
+    assert fuse_run(tmp_path / "run", [{"name": "fedncm"}]).fusions["fedncm"].accuracy > 0.5

@@ -113,8 +113,10 @@ def test_what_a_switch_hides_is_nowhere_in_the_file(switch, tmp_path):
 
 
 BOTH = TINY | {"method": "flare_analytic", "analytic": {"name": "random_conv", "filters": 3}}
+ROUNDED = SWITCHES["statistics"] | {"upload": {"statistics_dtype": "coarse"}}
 READ_FIRST = {
     "statistics": ["This file identifies the images behind it", "found 100 % of the images", "--privacy private"],
+    "rounded": ["those of products rounded", "found 100 % of the images", "rounding is no protection"],
     "both": ["This file identifies the images behind it", "a network that was trained on your images"],
     "private": ["differentially private", "epsilon 1, delta 1e-05", "holds for one upload"],
     "noised": ["without any formal promise of privacy", "The class counts carry noise"],
@@ -124,7 +126,7 @@ READ_FIRST = {
 
 @pytest.mark.parametrize("kind", READ_FIRST)
 def test_whoever_lets_a_file_leave_reads_the_worst_first(kind, tmp_path, capsys):
-    upload_of({**SWITCHES, "both": BOTH}[kind], 37, tmp_path)
+    upload_of({**SWITCHES, "both": BOTH, "rounded": ROUNDED}[kind], 37, tmp_path)
     path = tmp_path / "37.safetensors"
     assert READ_FIRST[kind][0] in disclose(path).first[0]
     code, out, _ = typed(capsys, "upload", "show", str(path))

@@ -11,9 +11,11 @@ from oneflare.upload.symmetric import (
     packed_diagonal,
     positive,
     products_complaint,
+    symmetric,
     triangle,
     triangle_size,
     unpack_symmetric,
+    upper_values,
 )
 
 
@@ -64,3 +66,14 @@ def test_an_eigenvalue_below_the_slack_is_found():
     assert products_complaint(matrix) is None
     assert not positive(matrix, -least - 1e-6)
     assert positive(matrix, -least + 1e-6)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 5, 512, 1100])
+def test_strips_and_rows_give_the_matrix_that_masks_give(dim):
+    drawn = torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
+    expected = drawn.triu() + drawn.triu(1).T
+    assert torch.equal(symmetric(drawn), expected)
+    values = upper_values(drawn)
+    assert torch.equal(values, drawn.masked_select(triangle(dim)))
+    assert torch.equal(unpack_symmetric(values), expected)
+    assert torch.equal(unpack_symmetric(values.float(), torch.float32), expected.float())

@@ -19,7 +19,7 @@ from oneflare.nn import (
     freeze_prototypes,
     initial_network,
 )
-from oneflare.nn.multi_scale_maps import fitted
+from oneflare.nn.sized_maps import fitted
 from oneflare.upload import Agreement, Contract
 from oneflare.upload.contract import statistics_bytes, statistics_room
 from oneflare.upload.masking.fixed_point import FixedPoint

@@ -32,7 +32,7 @@ from oneflare.upload.statistics import (
     Statistics,
     pack,
 )
-from oneflare.upload.symmetric import symmetric
+from oneflare.upload.symmetric import mirrored_, symmetric
 
 BLOCK = 512
 """images whose features are in memory at a time"""
@@ -158,7 +158,7 @@ def measure(
         watch(start + len(y))
     if not bool(torch.isfinite(total.sums).all()):
         raise TrainingError(NOT_FINITE)
-    return Statistics(symmetric(total.gram), total.sums, total.counts)
+    return Statistics(mirrored_(total.gram), total.sums, total.counts)
 
 
 @dataclass(frozen=True)

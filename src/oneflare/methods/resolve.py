@@ -21,6 +21,7 @@ from oneflare.nn.backbones import never_negative, pinned
 from oneflare.nn.encoders import BUILT_IN, ON_FEATURES, complete_encoder
 from oneflare.nn.given import CUSTOM
 from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
+from oneflare.nn.sized_maps import SIZED_MAPS
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
 from oneflare.upload.coding import FINENESS
 from oneflare.upload.evidence import EVIDENCE, LABELLED
@@ -28,8 +29,8 @@ from oneflare.upload.statistics import CLASS_COVARIANCES, DEFAULT_PARTS, G_B_N, 
 from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
 
 ARRAYS = "arrays"
-SIZED_MAP = "multi_scale"
-"""the map whose number of filters may follow from upload.limit or analytic.budget"""
+SIZED_MAP = "paired"
+"""the map that is taken where upload.limit or analytic.budget decides its size and none is named"""
 SOLVING_CODED = ("analytic", "flare_analytic")
 """the fusions that solve coded sums"""
 NAMED_DEFAULTS = {
@@ -260,7 +261,7 @@ def _check_limit(experiment: Experiment) -> None:
     upload = experiment.upload
     if upload.limit is None:
         return
-    if experiment.analytic["name"] != SIZED_MAP:
+    if experiment.analytic["name"] not in SIZED_MAPS:
         raise ConfigError(
             f"upload.limit: analytic={experiment.analytic['name']} has a fixed size; set analytic={SIZED_MAP}"
         )

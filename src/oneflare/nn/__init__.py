@@ -1,6 +1,6 @@
 """Networks: encoders, the prototype head, anchors that prototypes are pulled toward, and fixed feature maps."""
 
-from oneflare.nn import backbone_kinds, composed_maps, multi_scale_maps  # noqa: F401  (registers)
+from oneflare.nn import backbone_kinds, composed_maps, multi_scale_maps, paired_maps  # noqa: F401  (registers)
 from oneflare.nn.anchors import ANCHORS, Anchors, Target, build_anchors, build_target, simplex_etf
 from oneflare.nn.backbones import BACKBONES
 from oneflare.nn.encoders import ENCODERS, build_encoder, check_size, encoder_spec

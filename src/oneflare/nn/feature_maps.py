@@ -213,7 +213,7 @@ class RandomConv:
             bank = torch.cat([part, part.flip(-1)]) if self.mirror else part
             self.banks.append(bank.contiguous(memory_format=torch.channels_last))
         side = size // self.reduce - self.kernel + 1
-        self.pool = _block(side, 12 if patches.shifted else 7)
+        self.pool = block_length(side, 12 if patches.shifted else 7)
         self.windows = _windows(side // self.pool) if patches.shifted else [(0, 0)]
         cells = windowed_cells(side // self.pool, self.windows)
         self.cells = cells.flatten(1).T.contiguous()  # (positions, 5 windows)
@@ -319,14 +319,18 @@ class RandomConv:
 
 
 def _pool(maps: Tensor, cells: Tensor) -> Tensor:
-    """Averages over cells: maps `(n, 2, filters, positions)`, cells `(positions, k)` -> `(n, 2 k filters)`.
+    """Averages over cells: maps `(n, 2, filters, positions)`, cells `(positions, k)` -> `(n, 2 k filters)`."""
+    return averages(maps.flatten(1, 2), cells).flatten(1)
+
+
+def averages(rows: Tensor, cells: Tensor) -> Tensor:
+    """Averages over cells: rows `(n, r, positions)`, cells `(positions, k)` -> `(n, r, k)`.
 
     A matrix product rounds a row by where the row lies in its block, and a block by where it begins in memory. One
     product per image, with its rows filled up to whole cache lines, makes both the same for every image of a batch.
     """
-    rows = maps.flatten(1, 2)
     filled = F.pad(rows, (0, 0, 0, -rows.shape[1] % ALIGNED_ROWS))
-    return torch.bmm(filled, cells.expand(maps.shape[0], -1, -1))[:, : rows.shape[1]].flatten(1)
+    return torch.bmm(filled, cells.expand(rows.shape[0], -1, -1))[:, : rows.shape[1]]
 
 
 def colour_features(channels: int, grid: int, mirror: bool) -> int:
@@ -342,7 +346,7 @@ def default_reduction(size: int) -> int:
     return reduction
 
 
-def _block(length: int, cells: int = 7) -> int:
+def block_length(length: int, cells: int = 7) -> int:
     """Largest divisor of length not above ceil(length / cells): the first pooling step."""
     return max(block for block in range(1, math.ceil(length / cells) + 1) if length % block == 0)
 

@@ -157,7 +157,7 @@ class MapShape:
         self.channels, self.size, self.mirror = channels, size, mirror
         self.kept = parts.kept
         self.colours = colour_features(channels, colour_grid, mirror)
-        self.reductions = _reductions(size, parts.scales)
+        self.reductions = scale_reductions(size, parts.scales)
         self.filters = self._number(parts)
 
     def _number(self, parts: Scales) -> int:
@@ -227,7 +227,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
     return low
 
 
-def _reductions(size: int, scales: int) -> list[int]:
+def scale_reductions(size: int, scales: int) -> list[int]:
     """By how much each scale makes the image smaller; the first is that of `random_conv`."""
     first = default_reduction(size)
     wanted = (first * 2**scale for scale in range(scales))

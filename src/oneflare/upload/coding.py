@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +23,17 @@ from torch import Tensor
 from oneflare.nn import build_feature_map
 from oneflare.nn.decorrelation import Decorrelation
 from oneflare.upload.rice import decode_triangle, encode_triangle, row_bits
-from oneflare.upload.symmetric import SLACK, positive, symmetric, triangle, triangle_size, unpack_symmetric
+from oneflare.upload.symmetric import SLACK, mirrored_, positive, triangle_size, unpack_symmetric, upper_values
 
 if TYPE_CHECKING:
-    from oneflare.upload.statistics import FeatureLimits, Statistics
+    from oneflare.upload.statistics import FeatureLimits
 
 SCATTER, SUMS, COUNTS = "scatter", "sums", "counts"
 FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
 """of sqrt(n): the step in which decorrelated products are counted"""
-BITS = {"coarse": 6.0, "fine": 11.0}
-"""of a product, for which a map is planned where a limit is given; the step grows where that is not enough"""
+BITS = {"coarse": 4.0, "fine": 11.0}
+"""of a product, for which a map is planned where a limit is given; the step grows where that is not enough. Chosen on
+held-out training images (docs/analytic.md)"""
 SAMPLED = 16
 RIDGE = 0.03
 """of the decorrelation"""
@@ -82,13 +82,13 @@ def plain(packed: Mapping[str, Tensor], coder: Decorrelation) -> dict[str, Tenso
     """Packed statistics in float32 of those in code."""
     products, _ = decoded(packed)
     restored = coder.restore(products)
-    return {**packed, SCATTER: restored.masked_select(triangle(len(restored)))}
+    return {**packed, SCATTER: upper_values(restored)}
 
 
-def decoded(packed: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-    """u Q `(D, D)` and u; a ValueError where the words are no code"""
+def decoded(packed: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> tuple[Tensor, float]:
+    """u Q `(D, D)` and u; a ValueError where the words are no code. float32 is exact below 2^24 steps"""
     step = decoded_step(packed)
-    return symmetric(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1])).mul_(step), step
+    return mirrored_(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1], dtype)).mul_(step), step
 
 
 def decoded_step(packed: Mapping[str, Tensor]) -> float:
@@ -99,29 +99,31 @@ def decoded_step(packed: Mapping[str, Tensor]) -> float:
     return 2.0 ** int(words[0])
 
 
+def rounding_variance(steps: Sequence[float]) -> float:
+    """Of each entry of the sum of so many clients' products: u^2/12 for each."""
+    return sum(step**2 for step in steps) / 12
+
+
 def rounding_eigenvalue(steps: Sequence[float], dim: int) -> float:
     """About the largest eigenvalue of what rounding to these steps adds to the sum of so many clients' products.
 
-    An entry is off by a variance of u^2/12 for each client. A symmetric matrix of unrelated entries of variance s^2
-    has eigenvalues up to 2 s sqrt(D) (Wigner 1955).
+    A symmetric matrix of unrelated entries of variance s^2 has eigenvalues up to 2 s sqrt(D) (Wigner 1955).
     """
-    return 2 * math.sqrt(dim * sum(step**2 for step in steps) / 12)
+    return 2 * math.sqrt(dim * rounding_variance(steps))
 
 
-def changed_statistics(total: Statistics, coder: Decorrelation) -> Statistics:
-    """The sums of z = A phi; the part of the mean is changed apart from the scatter, which is far smaller."""
-    n = max(total.samples, 1.0)
-    sums = total.sums.sum(0)
-    changed = coder.changed(total.sums)
-    mean = changed.sum(0)
-    scatter = coder.decorrelate(total.gram - torch.outer(sums, sums / n)).double()
-    return replace(total, gram=scatter.addr_(mean, mean / n), sums=changed)
+def changed_sums(packed: Mapping[str, Tensor], coder: Decorrelation) -> tuple[Tensor, Tensor, Tensor]:
+    """G `(D, D)`, b `(C, D)` and n `(C,)` of z = A phi, float64, of packed statistics in code."""
+    products, _ = decoded(packed)
+    sums, counts = coder.changed(packed[SUMS].double()), packed[COUNTS].double()
+    mean = sums.sum(0)
+    return products.addr_(mean, mean / max(float(counts.sum()), 1.0)), sums, counts
 
 
 def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: Decorrelation) -> str | None:
     """What no images could give, in coded sums whose class sums are possible; None if nothing is."""
     try:
-        products, step = decoded(packed)
+        products, step = decoded(packed, torch.float32)
     except ValueError as error:
         return f"scatter is not in the code of sums: {error}"
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
@@ -134,8 +136,9 @@ def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: D
         worst = int((variances / n).where(excess, torch.zeros(())).argmax())
         return f"scatter has a variance of {float(variances[worst]) / n:.3g}, more than its feature can have"
     offsets = coder.changed((sums[present] / counts[present, None] - mean).float())
-    within = products.float().sub_(offsets.T @ (counts[present, None].float() * offsets))
-    if not positive(within, _slack(products.diagonal(), step)):
+    diagonal = products.diagonal().clone()
+    within = products.sub_(offsets.T @ (counts[present, None].float() * offsets))
+    if not positive(within, _slack(diagonal, step)):
         return "scatter and sums contradict each other: no images have these class means and these covariances"
     return None
 
@@ -146,7 +149,7 @@ def _variances(products: Tensor, step: float, coder: Decorrelation) -> tuple[Ten
     for back in coder.backward:
         end = start + len(back)
         wide = back.double()
-        found.append(((wide @ products[start:end, start:end]) * wide).sum(1))
+        found.append(((wide @ products[start:end, start:end].double()) * wide).sum(1))
         moved.append(0.5 * step * wide.abs().sum(1).square())
         start = end
     return torch.cat(found), torch.cat(moved)

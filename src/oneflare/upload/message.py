@@ -28,7 +28,7 @@ from oneflare.upload.checking import (
     read_header,
 )
 from oneflare.upload.class_statistics import CLASS_SCATTER, ClassStatistics, unpack_classes
-from oneflare.upload.coding import FINENESS, coder_of, decoded_step, plain
+from oneflare.upload.coding import FINENESS, changed_sums, coder_of, decoded_step, plain
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -141,6 +141,13 @@ class Upload:
         if FIXED in packed:
             return self._fixed(packed)
         return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(self._plain(packed))
+
+    def changed_statistics(self) -> Statistics:
+        """The statistics of the features in which coded sums were rounded, z = A phi (`oneflare.upload.coding`)."""
+        packed, plan, image = self._packed(G_B_N), self.manifest["statistics"], self.manifest["image"]
+        with self.blamed():
+            coder = coder_of(plan["feature_map"], int(image["channels"]), int(image["size"]))
+            return Statistics(*changed_sums(packed, coder))
 
     def step(self) -> float:
         """To which step coded sums of products were rounded."""

@@ -39,14 +39,14 @@ def encode_triangle(matrix: Tensor) -> Tensor:
     return torch.from_numpy(np.frombuffer(stream + bytes(-len(stream) % WORD), "<i8").copy())
 
 
-def decode_triangle(words: Tensor, dim: int) -> Tensor:
-    """The numbers of `encode_triangle` in the upper triangle of `(D, D)` float64; a ValueError where none fit."""
+def decode_triangle(words: Tensor, dim: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The numbers of `encode_triangle` in the upper triangle of `(D, D)`; a ValueError where none fit."""
     stream = np.frombuffer(words.numpy().tobytes(), np.uint8)
     at = dim * ROW_HEADER.itemsize
     if len(stream) < at:
         raise ValueError("the stream is shorter than its rows' headers")
     headers = np.frombuffer(stream[:at].tobytes(), ROW_HEADER)
-    upper = torch.zeros(dim, dim, dtype=torch.float64)
+    upper = torch.zeros(dim, dim, dtype=dtype)
     for row in range(dim):
         width, unary, count = int(headers["width"][row]), int(headers["unary"][row]), dim - row
         low = -(-count * width // 8)

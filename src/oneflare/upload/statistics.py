@@ -33,9 +33,9 @@ from oneflare.upload.symmetric import (
     SLACK,
     positive,
     products_complaint,
-    triangle,
     triangle_size,
     unpack_symmetric,
+    upper_values,
 )
 from oneflare.upload.twelve_bits import from_twelve_bits, to_twelve_bits
 
@@ -206,7 +206,7 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
         inverse = torch.where(scale > 0, 1 / scale.double(), torch.zeros(()))
         scatter.mul_(inverse[:, None]).mul_(inverse * steps).round_().clamp_(-steps, steps)
         packed[SCALE] = scale
-    values = scatter.masked_select(triangle(len(scatter)))
+    values = upper_values(scatter)
     if dtype == "int12":
         packed[SCATTER] = to_twelve_bits(values)
     else:

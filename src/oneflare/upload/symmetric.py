@@ -7,6 +7,8 @@ from torch import Tensor
 
 ROUNDING = 2.0**-23
 """relative, of what is sent as float32, with a factor of two to spare"""
+STRIP = 512
+"""rows of a matrix that are copied at a time"""
 SLACK = 1e-3
 """of what rounding, and summation in another order, may break"""
 
@@ -19,18 +21,34 @@ def triangle(dim: int) -> Tensor:
     return torch.ones(dim, dim, dtype=torch.bool).triu()
 
 
+def upper_values(matrix: Tensor) -> Tensor:
+    """The upper triangle of `(D, D)` as one row of numbers, row after row."""
+    rows = [matrix[row, row:] for row in range(len(matrix))]
+    return torch.cat(rows) if rows else matrix.flatten()
+
+
 def symmetric(upper: Tensor) -> Tensor:
-    """The symmetric matrix whose upper triangle is given."""
-    return torch.triu(upper) + torch.triu(upper, 1).T
+    """The symmetric matrix whose upper triangle is given; what lies below it does not count."""
+    return mirrored_(upper.clone())
+
+
+def mirrored_(upper: Tensor) -> Tensor:
+    """The same in place: strip by strip, because large matrices are slow to copy."""
+    for start in range(0, len(upper), STRIP):
+        end = start + STRIP
+        block = upper[start:end, start:end]
+        block.copy_(torch.triu(block) + torch.triu(block, 1).T)
+        upper[end:, start:end] = upper[start:end, end:].T
+    return upper
 
 
 def unpack_symmetric(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """The matrix whose upper triangle is given as one row of numbers."""
     dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
-    upper = torch.zeros(dim, dim, dtype=dtype).masked_scatter_(triangle(dim), values.to(dtype))
-    whole = upper + upper.T
-    whole.diagonal().copy_(upper.diagonal())
-    return whole
+    upper = torch.empty(dim, dim, dtype=dtype)
+    for row, part in enumerate(values.split([dim - row for row in range(dim)])):
+        upper[row, row:] = part
+    return mirrored_(upper)
 
 
 def packed_diagonal(values: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.analytic import AnalyticModel
 from oneflare.models.base import GlobalModel
 from oneflare.nn.optimisers import minimise
-from oneflare.upload.statistics import Statistics
+from oneflare.upload.statistics import G_B_N, Statistics
 
 NOTHING = 1e-7
 """of the largest eigenvalue: what sums that were sent as float32 do not determine"""
@@ -29,6 +29,12 @@ class FamilyFusion(Fusion):
     needs = frozenset({"statistics"})
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
+        if G_B_N in self.needs and uploads.plan.coded:
+            raise UploadError(
+                f"the sums of products in these uploads are rounded (upload.statistics_dtype={uploads.plan.dtype}); "
+                f"only the fusions analytic and flare_analytic take account of that, not {type(self).__name__}; fuse "
+                "with analytic, or let the clients send float32 or int16"
+            )
         suspects = tuple(Suspect(client, reason, "kept") for client, reason in doubtful_sums(uploads).items())
         return Fused(self.solved(uploads), suspects=suspects)
 

@@ -6,6 +6,7 @@ correlation matrix K; classes have prior p, means M `(D, C)`, and y is the centr
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from torch import Tensor
 from oneflare.core.seeds import torch_generator
 from oneflare.errors import UploadError
 from oneflare.upload.statistics import Statistics
+from oneflare.upload.symmetric import positive
 
 RIDGES: tuple[float, ...] = tuple(10.0 ** (e / 4) for e in range(-16, 9))
 TEMPERATURES = (2.0**-6, 2.0**7)
@@ -51,7 +53,8 @@ class LinearClassifier:
 class Correlations:
     """K and the covariance of features and labels, from summed statistics; how (K + r)^-1 is had, subclasses say."""
 
-    def __init__(self, statistics: Statistics) -> None:
+    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
+        """rounding: the variance that rounding added to each entry of G"""
         self.n = statistics.samples
         self.present = statistics.counts > 0
         if not bool(self.present.any()):
@@ -67,6 +70,8 @@ class Correlations:
         class_sums = statistics.sums[self.present].T / self.n - torch.outer(self.mean, self.prior)
         self.cross = class_sums * self.inverse[:, None]
         """`(D, C)` covariance of features and labels: M diag(p)"""
+        self.blur = rounding / self.n**2 * float(self.inverse.square().mean()) ** 2
+        """s^2: the variance that rounding added to an entry of K, on average"""
 
     def solved(self, ridge: float) -> Tensor:
         """(K + r)^-1 M diag(p) `(D, C)`"""
@@ -80,10 +85,11 @@ class Correlations:
         """cov(f, y) and cov(f, f), both `(C, C)`, of the ridge regression's predictions f = b^T (K + r)^-1 x"""
         raise NotImplementedError
 
-    def choose_ridge(self) -> float:
+    def choose_ridge(self, least: float = 0.0) -> float:
         """The best by `criterion` among those of at least twice the size of K's most negative eigenvalue.
 
-        Rounding and privacy noise make K indefinite, and so bound the ridge from below.
+        Rounding and privacy noise make K indefinite, and so bound the ridge from below. least: another such bound,
+        which is taken itself where no larger ridge of the table is better than the smallest above it
         """
         raise NotImplementedError
 
@@ -92,17 +98,33 @@ class Correlations:
         """cov(y, y) `(C, C)`"""
         return torch.diag(self.prior) - torch.outer(self.prior, self.prior)
 
+    def resolvent_trace(self, ridge: float) -> float:
+        """tr R with R = (K + r)^-1; df = D - r tr R"""
+        return (len(self.inverse) - self.freedom(ridge)) / ridge
+
     def leverage(self, ridge: float) -> float:
-        """h = (df + 1)/n: the mean influence of an image on its own prediction"""
-        return (self.freedom(ridge) + 1) / self.n
+        """h = (df + 1)/n: the mean influence of an image on its own prediction.
+
+        Where K = K_0 + E was rounded, df = tr K_0 R is tr K R - tr E R. For unrelated errors of variance s^2 the mean
+        of tr E R is -s^2 ((tr R)^2 + tr R^2), by Gaussian integration by parts and dR = -R dE R; the first part counts.
+        """
+        freedom = self.freedom(ridge) + self.blur * self.resolvent_trace(ridge) ** 2
+        return (freedom + 1) / self.n
 
     def left_out(self, ridge: float) -> tuple[Tensor, Tensor] | None:
         """The same moments of g = (f - h y)/(1 - h), what generalised cross-validation takes for predictions of
-        left-out images; None where nothing would be left."""
+        left-out images; None where nothing would be left.
+
+        Where K was rounded, cov(f, f) = A^T K_0 A with A = R M diag(p) is A^T K A + 2 s^2 tr(R) A^T A, by the same
+        integration: R leans to where rounding made K smaller than it is.
+        """
         h = self.leverage(ridge)
         if h > 0.999:
             return None
         fy, ff = self.moments(ridge)
+        if self.blur > 0:
+            solved = self.solved(ridge)
+            ff = ff + 2 * self.blur * self.resolvent_trace(ridge) * solved.T @ solved
         return (fy - h * self.labels) / (1 - h), (ff - 2 * h * fy + h * h * self.labels) / (1 - h) ** 2
 
     def criterion(self, ridge: float) -> float:
@@ -154,8 +176,8 @@ class Correlations:
 class Spectrum(Correlations):
     """K = V diag(e) V^T: one costly step, after which every ridge is cheap."""
 
-    def __init__(self, statistics: Statistics) -> None:
-        super().__init__(statistics)
+    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
+        super().__init__(statistics, rounding)
         values, self.vectors = torch.linalg.eigh(self.matrix)
         self.noise = max(0.0, -float(values[0]))
         """size of the most negative eigenvalue"""
@@ -175,10 +197,10 @@ class Spectrum(Correlations):
         solved = self.rotated / (self.values + ridge)[:, None]
         return self.rotated.T @ solved, solved.T @ (self.values[:, None] * solved)
 
-    def choose_ridge(self) -> float:
+    def choose_ridge(self, least: float = 0.0) -> float:
         floor = 2 * self.noise
         scores = {ridge: self.criterion(ridge) for ridge in (max(floor, RIDGES[0]), *RIDGES) if ridge >= floor}
-        return max(scores, key=lambda ridge: (scores[ridge], ridge))
+        return max(least, max(scores, key=lambda ridge: (scores[ridge], ridge)))
 
 
 class Factored(Correlations):
@@ -188,8 +210,8 @@ class Factored(Correlations):
     1990). Its deviation is at most sqrt(2 D / PROBES) in df, which is about D/3: less than one per cent.
     """
 
-    def __init__(self, statistics: Statistics) -> None:
-        super().__init__(statistics)
+    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
+        super().__init__(statistics, rounding)
         dim = len(self.matrix)
         signs = torch.randint(0, 2, (dim, PROBES), generator=torch_generator(0, "probes")).double() * 2 - 1
         self.probes = torch.eye(dim, dtype=torch.float64) if dim <= PROBES else signs
@@ -233,9 +255,10 @@ class Factored(Correlations):
         fy = self.cross.T @ solved
         return fy, fy - ridge * solved.T @ solved
 
-    def choose_ridge(self) -> float:
+    def choose_ridge(self, least: float = 0.0) -> float:
         """By steps of a decade, then of a half and of a quarter, from the middle: the criterion has one peak."""
         scores: dict[int, float] = {}
+        lowest = min(bisect.bisect_left(RIDGES, least), len(RIDGES) - 1)
 
         def score(place: int) -> float:
             if place not in scores:
@@ -243,27 +266,29 @@ class Factored(Correlations):
                 scores[place] = self.criterion(ridge) if self._at(ridge) is not None else -math.inf
             return scores[place]
 
-        best = MIDDLE
+        best = max(MIDDLE, lowest)
         for step in (4, 2, 1):
             moving = True
             while moving:
-                around = [place for place in (best - step, best, best + step) if 0 <= place < len(RIDGES)]
+                around = [place for place in (best - step, best, best + step) if lowest <= place < len(RIDGES)]
                 better = max(around, key=lambda place: (score(place), place))
                 moving, best = better != best, better
         best = max(scores, key=lambda place: (scores[place], place))
+        if best == lowest and least > 0 and self._above_noise(least):
+            return least
         while best < len(RIDGES) - 1 and not self._above_noise(RIDGES[best]):
             best += 1
-        return RIDGES[best]
+        return max(least, RIDGES[best])
 
     def _above_noise(self, ridge: float) -> bool:
         """Whether K + r/2 is positive definite, which a smaller ridge that was tried has often shown already."""
         shown = any(tried <= ridge / 2 for tried, found in self._known.items() if found is not None)
-        return shown or self._factor(ridge / 2) is not None
+        return shown or positive(self.matrix, ridge / 2)
 
 
-def correlations(statistics: Statistics) -> Correlations:
+def correlations(statistics: Statistics, rounding: float = 0.0) -> Correlations:
     """The faster way for so many features."""
-    return (Spectrum if len(statistics.gram) < FACTORED_FROM else Factored)(statistics)
+    return (Spectrum if len(statistics.gram) < FACTORED_FROM else Factored)(statistics, rounding)
 
 
 def simulated_scores(means: Tensor, within: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,11 +317,19 @@ def inverse_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def solve(
-    statistics: Statistics, *, kind: str = "lda", ridge: float | None = None, least: float = 0.0
+    statistics: Statistics,
+    *,
+    kind: str = "lda",
+    ridge: float | None = None,
+    least: float = 0.0,
+    rounding: float = 0.0,
 ) -> LinearClassifier:
-    """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given."""
-    spectrum = correlations(statistics)
-    strength = max(least, spectrum.choose_ridge()) if ridge is None else ridge
+    """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given.
+
+    rounding: the variance that rounding added to each entry of G
+    """
+    spectrum = correlations(statistics, rounding)
+    strength = spectrum.choose_ridge(least) if ridge is None else ridge
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)
     predictions, labels = spectrum.simulate(strength)

@@ -14,15 +14,16 @@ from oneflare.fusion.analytic.solver import LinearClassifier, solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
 from oneflare.fusion.densities import MemberDensities, member_densities
 from oneflare.fusion.density.ratio import believed_counts, rule_parts
-from oneflare.fusion.trust.sums import doubtful_sums
+from oneflare.fusion.trust.sums import Sketch, doubtful_sums
 from oneflare.fusion.trust.suspects import COUNT_CAP
 from oneflare.fusion.workspace import QUIET, Workspace
 from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
 from oneflare.models.members import Rule
 from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
-from oneflare.upload.coding import changed_statistics, coder_of, rounding_eigenvalue
-from oneflare.upload.statistics import Statistics
+from oneflare.upload import Upload
+from oneflare.upload.coding import coder_of, rounding_eigenvalue, rounding_variance
+from oneflare.upload.statistics import Plan, Statistics
 
 ABOVE_ROUNDING = 1.25
 """least ridge, in units of the largest eigenvalue that rounding adds; chosen on held-out training images"""
@@ -36,6 +37,24 @@ KNOWING = 2.5
 on training images of SVHN, CIFAR-10 and CIFAR-100 that nobody trained on"""
 OVERLAP = 0.25
 """how much of the networks' opinion the statistics have said already"""
+
+
+def solved_statistics(upload: Upload, plan: Plan) -> Statistics:
+    """The statistics of the features for which fusion `analytic` solves: those in which the sums were sent."""
+    return upload.changed_statistics() if plan.coded else upload.statistics()
+
+
+def added_up(uploads: UploadSet) -> tuple[Statistics, list[Sketch]]:
+    """The total of `solved_statistics`, and a sketch of each upload; each is read once. Masked sums have no sketch."""
+    if uploads.total is not None or uploads.contract.masked:
+        return uploads.statistics(), []
+    total, sketches = Statistics.zeros(uploads.plan.dim, len(uploads.contract.classes)), []
+    for upload in uploads:
+        own = solved_statistics(upload, uploads.plan)
+        for mine, whole in ((own.gram, total.gram), (own.sums, total.sums), (own.counts, total.counts)):
+            whole.add_(mine)
+        sketches.append(Sketch.of(own))
+    return total, sketches
 
 
 @FUSIONS.register("analytic")
@@ -60,32 +79,33 @@ class Analytic(Fusion):
 
     def solved(self, uploads: UploadSet) -> tuple[AnalyticModel, tuple[Suspect, ...]]:
         """The model, and the members whose class means are others'."""
-        total = uploads.statistics()
+        total, sketches = added_up(uploads)
         if self.leave_out and uploads.total is not None:
             raise UploadError("fusion analytic.leave_out: members cannot be left out of masked sums; set it to false")
-        doubtful = doubtful_sums(uploads)
+        doubtful = doubtful_sums(uploads, sketches)
         if self.leave_out:
             for upload in uploads:
                 if upload.client in doubtful:
-                    total = total - upload.statistics()
+                    total = total - solved_statistics(upload, uploads.plan)
         found = self._classifier(total, uploads)
         model = AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, found.weight, found.bias)
         treatment: Treatment = "left out" if self.leave_out else "kept"
         return model, tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
 
     def _classifier(self, total: Statistics, uploads: UploadSet) -> LinearClassifier:
-        """Of sums that were rounded after a change of features z = A phi, solved for z: phi.(A^T W) = z.W.
+        """The classifier of a total of `solved_statistics`.
 
-        There the rounding is the same in all directions. The ridge exceeds the largest eigenvalue that
-        rounding adds, which the closed-form criterion cannot tell from what the images say.
+        Sums that were rounded after a change of features z = A phi are solved for z: phi.(A^T W) = z.W. There the
+        rounding is the same in all directions. The closed-form criterion takes account of it, and the ridge exceeds
+        the largest eigenvalue that rounding adds.
         """
         if not uploads.plan.coded:
             return solve(total, kind=self.solver, ridge=self.ridge)
         image = uploads.contract.image
         coder = coder_of(uploads.plan.feature_map, image.channels, image.size)
-        noise = rounding_eigenvalue([upload.step() for upload in uploads], uploads.plan.dim) / max(total.samples, 1.0)
-        changed = changed_statistics(total, coder)
-        found = solve(changed, kind=self.solver, ridge=self.ridge, least=ABOVE_ROUNDING * noise)
+        steps = [upload.step() for upload in uploads]
+        least = ABOVE_ROUNDING * rounding_eigenvalue(steps, uploads.plan.dim) / max(total.samples, 1.0)
+        found = solve(total, kind=self.solver, ridge=self.ridge, least=least, rounding=rounding_variance(steps))
         return replace(found, weight=coder.weights(found.weight))
 
 

@@ -132,10 +132,11 @@ def reasons(sketches: Sequence[Sketch], classes: Sequence[str]) -> dict[int, str
     }
 
 
-def doubtful_sums(uploads: UploadSet) -> dict[int, str]:
+def doubtful_sums(uploads: UploadSet, sketches: Sequence[Sketch] = ()) -> dict[int, str]:
     """Client -> why its statistics do not fit the others'.
 
     Noised statistics are too uncertain to be judged, and masked ones cannot be seen.
+    sketches: of all uploads in their order, where they are known already
     """
     if uploads.contract.masked or uploads.contract.statistics is None:
         return {}
@@ -143,7 +144,8 @@ def doubtful_sums(uploads: UploadSet) -> dict[int, str]:
         return {}
     if G_B_N not in uploads.offered:  # without covariances nobody knows how far a mean may be off
         return {}
-    found = reasons([Sketch.of(upload.statistics()) for upload in uploads], uploads.contract.classes)
+    known = sketches or [Sketch.of(upload.statistics()) for upload in uploads]
+    found = reasons(known, uploads.contract.classes)
     return {uploads.uploads[member].client: reason for member, reason in found.items()}
 
 

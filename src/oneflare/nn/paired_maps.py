@@ -1,0 +1,241 @@
+"""A feature map of filters at two scales and of products of their responses, as large as may be uploaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oneflare.core.registry import Options
+from oneflare.core.seeds import torch_generator
+from oneflare.errors import ConfigError
+from oneflare.nn.feature_maps import BATCH, FEATURE_MAPS, Patches, colour_features
+from oneflare.nn.filter_banks import CELLS, FILTER_OUTPUTS, PAIRED_FILTERS, Bank, FilterBank, PairBank, View
+from oneflare.nn.multi_scale_maps import BUDGET_IMAGES, SEED_STRIDE, Seconds, largest, scale_reductions
+
+DEFAULT_FEATURES = 1150
+"""the size of `random_conv`"""
+MOST_FEATURES = 12_000
+"""beyond which the server's time grows faster than what features bring"""
+SMALL_SIDE = 16
+"""pixels below which patches are small ones alone"""
+LARGE_KERNEL, SMALL_KERNEL = 5, 3
+WEIGHTS = ({"filters": 3, "pairs": 3}, {"filters": 2})
+"""relative shares of the features of the image, and of the image at half its size; docs/analytic.md says why"""
+OPERATIONS_PER_SECOND = 3.0e10
+"""of one core in a convolution and what follows it. A constant, so that every member finds the same map for a budget"""
+PAIR_POSITIONS_PER_SECOND = 5.0e8
+"""of one core in products of responses"""
+PRODUCTS_PER_SECOND = 2.0e10
+"""of one core in the sums of products"""
+
+
+@dataclass(frozen=True)
+class Size(Options):
+    """How large `paired` is, and how its features are divided."""
+
+    features: int | None = None
+    """beside those of colours; by default as many as budget and upload.limit allow, or 1,150 where neither is given"""
+    budget: Seconds | None = None
+    """time of one core for 10,000 images, by a fixed table: the same map for all members, whatever their machines"""
+    kept: int = 5
+    """of the ten outputs of a filter (two signs, five cells), drawn anew for each filter"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A bank before it is built."""
+
+    kind: str
+    """filters | pairs"""
+    kernel: int
+    reduce: int
+    weight: int
+    """its share in the features, relative to those of others"""
+
+
+def parts_of(size: int) -> list[Part]:
+    """The banks for images of so many pixels."""
+    found = []
+    for reduce, weights in zip(scale_reductions(size, len(WEIGHTS)), WEIGHTS, strict=False):
+        kernel = SMALL_KERNEL if size // reduce < SMALL_SIDE else LARGE_KERNEL
+        found += [Part(kind, kernel, reduce, weight) for kind, weight in weights.items()]
+    return found
+
+
+@FEATURE_MAPS.register("paired")
+class Paired:
+    """filters on the image and on the image at half its size, and products of neighbouring responses
+
+    phi = (colours, outputs of each bank): a `FilterBank` and a `PairBank` of the image, and a `FilterBank` of the image
+    at half its size where that leaves at least 12 pixels. Three quarters of the features see the image as it is.
+
+    Where mirrored images keep their label, phi is the mean of the features of the image and of its mirror image,
+    which equals adding all mirrored images at no cost (`RandomConv`).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        size: int,
+        *,
+        mirror: bool | None = None,
+        colour_grid: int = 4,
+        threshold: float = Patches.threshold,
+        seed: int = 0,
+        parts: Size = Size(),
+    ) -> None:
+        if colour_grid < 0 or threshold < 0:
+            raise ConfigError("analytic: colour_grid and threshold must not be negative")
+        self.shape = PairedShape(channels, size, bool(mirror), min(colour_grid, size), parts)
+        self.mirror, self.colour_grid = bool(mirror), min(colour_grid, size)
+        self.banks: list[Bank] = []
+        self.kept: list[Tensor] = []
+        for place, (part, share) in enumerate(self.shape.shares(self.shape.features)):
+            view = View(channels, size, part.kernel, part.reduce, threshold)
+            own = seed + place * SEED_STRIDE
+            if part.kind == "filters":
+                bank = FilterBank(view, members(part, share, parts.kept), own)
+                self.kept.append(kept_outputs(bank.filters, parts.kept, own)[:share].sort().values)
+                self.banks.append(bank)
+            else:
+                self.banks.append(PairBank(view, members(part, share, parts.kept), own))
+                self.kept.append(torch.arange(share))
+        self.dim = self.shape.dim(self.shape.features)
+        self.parameters = sum(bank.parameters for bank in self.banks)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        scale = 1.0 if images.dtype == torch.uint8 else 255.0
+        result = torch.empty(len(images), self.dim)
+        for start in range(0, len(images), BATCH):
+            part = images[start : start + BATCH].float() * scale
+            number = len(part)
+            if number < BATCH:  # always the same shape, hence the same rounding for the same image
+                part = torch.cat([part, part[-1:].expand(BATCH - number, -1, -1, -1)])
+            result[start : start + number] = self._features(part)[:number]
+        return result
+
+    def traced(self, images: Tensor) -> Tensor:
+        """The same features of floats in [0, 1] in one piece, for exporters; rounding may differ."""
+        return self._features(images * 255.0)
+
+    def _features(self, x: Tensor) -> Tensor:
+        """x: `(n, c, h, w)` in grey levels 0 to 255"""
+        found = [self._colours(x / 255.0)] if self.colour_grid else []
+        mirrored = x.flip(-1) if self.mirror else None
+        for bank, kept in zip(self.banks, self.kept, strict=True):
+            outputs = bank.outputs(x)[:, kept]
+            found.append(outputs if mirrored is None else (outputs + bank.outputs(mirrored)[:, kept]) * 0.5)
+        return torch.cat(found, 1)
+
+    def _colours(self, x: Tensor) -> Tensor:
+        """Means and deviations of each channel in each square of the grid."""
+        mean = F.adaptive_avg_pool2d(x, self.colour_grid)
+        deviation = (F.adaptive_avg_pool2d(x * x, self.colour_grid) - mean * mean).clamp_min(0).sqrt()
+        maps = torch.cat([mean, deviation], 1)
+        if self.mirror:
+            maps = (0.5 * (maps + maps.flip(-1)))[..., : (self.colour_grid + 1) // 2]
+        return maps.flatten(1)
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        colours = torch.ones(self.shape.colours)
+        colours[len(colours) // 2 :] = 0.5
+        highest = [bank.highest()[kept] for bank, kept in zip(self.banks, self.kept, strict=True)]
+        high = torch.cat([colours, *highest])
+        return torch.zeros_like(high), high
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.mirror}/{self.colour_grid}".encode())
+        for bank, kept in zip(self.banks, self.kept, strict=True):
+            digest.update(bank.fingerprint().encode())
+            digest.update(kept.numpy().tobytes())
+        return digest.hexdigest()
+
+
+def members(part: Part, share: int, kept: int) -> int:
+    """The filters or pairs that so many features need."""
+    return -(-share // (kept if part.kind == "filters" else CELLS))
+
+
+def kept_outputs(filters: int, kept: int, seed: int) -> Tensor:
+    """Columns of `kept` outputs of each filter among those of a `FilterBank`, filter after filter."""
+    generator = torch_generator(seed, "kept outputs")
+    drawn = [torch.randperm(FILTER_OUTPUTS, generator=generator)[:kept] * filters + own for own in range(filters)]
+    return torch.cat(drawn)
+
+
+class PairedShape:
+    """What such a map measures and costs, without its filters."""
+
+    def __init__(self, channels: int, size: int, mirror: bool, colour_grid: int, parts: Size) -> None:
+        if not 1 <= parts.kept <= FILTER_OUTPUTS:
+            raise ConfigError(f"analytic.kept: must lie between 1 and {FILTER_OUTPUTS} (got {parts.kept})")
+        self.channels, self.size, self.mirror, self.kept = channels, size, mirror, parts.kept
+        self.colours = colour_features(channels, colour_grid, mirror)
+        self.parts = parts_of(size)
+        self.least = len(self.parts)
+        self.features = self._number(parts)
+
+    def _number(self, parts: Size) -> int:
+        if parts.features is not None:
+            if not self.least <= parts.features <= MOST_FEATURES:
+                raise ConfigError(
+                    f"analytic.features: must lie between {self.least} and {MOST_FEATURES} (got {parts.features})"
+                )
+            return parts.features
+        if parts.budget is None:
+            return DEFAULT_FEATURES
+        budget = parts.budget
+        fitting = largest(lambda features: self.seconds(features) <= budget, self.least, MOST_FEATURES)
+        if fitting is None:
+            raise ConfigError(
+                f"analytic.budget: {parts.budget:g} s are too few for 10,000 images of {self.size} pixels; the "
+                f"smallest map takes {self.seconds(self.least):.2g} s"
+            )
+        return fitting
+
+    def shares(self, features: int) -> list[tuple[Part, int]]:
+        """The features of each bank by its weight, at least one; the first takes what is left over."""
+        spare, whole = features - self.least, sum(part.weight for part in self.parts)
+        found = [1 + spare * part.weight // whole for part in self.parts]
+        found[0] += features - sum(found)
+        return list(zip(self.parts, found, strict=True))
+
+    def dim(self, features: int) -> int:
+        return self.colours + features
+
+    def seconds(self, features: int) -> float:
+        """Of one core for 10,000 images, by the table above: convolutions, products of responses, sums of products."""
+        operations, positions = 0.0, 0.0
+        both = 2 if self.mirror else 1
+        for part, share in self.shares(features):
+            side = self.size // part.reduce - part.kernel + 1
+            number = members(part, share, self.kept)
+            filters = number if part.kind == "filters" else PAIRED_FILTERS
+            operations += 2 * both * filters * self.channels * part.kernel**2 * side**2
+            positions += 0 if part.kind == "filters" else both * number * side**2
+        each = operations / OPERATIONS_PER_SECOND + positions / PAIR_POSITIONS_PER_SECOND
+        return BUDGET_IMAGES * (each + self.dim(features) ** 2 / PRODUCTS_PER_SECOND)
+
+
+def fitted(spec: Mapping[str, Any], channels: int, size: int, fits: Callable[[int], bool]) -> dict[str, Any]:
+    """The complete spec of a `paired` map with its number of features decided: the most that fit.
+
+    fits: whether so many features do. A number that is given must fit; a budget is kept as well.
+    """
+    options = {field.name: spec[field.name] for field in fields(Size)}
+    shape = PairedShape(channels, size, bool(spec["mirror"]), min(spec["colour_grid"], size), Size(**options))
+    given = spec["features"] is not None
+    most = shape.features if given or spec["budget"] is not None else MOST_FEATURES
+    found = largest(lambda features: fits(shape.dim(features)), shape.least, most)
+    if found is None:
+        raise ConfigError(f"upload.limit: even the smallest map, of {shape.dim(shape.least)} features, does not fit")
+    if given and found < most:
+        raise ConfigError(f"upload.limit: {most} features do not fit; leave analytic.features out, or set {found}")
+    return {**spec, "features": found, "budget": None}
