@@ -15,7 +15,8 @@ from oneflare.client.observer import Observer
 from oneflare.errors import ConfigError, MemberFault, UploadError
 from oneflare.federation.admission import Admission
 from oneflare.federation.charter import FILE, read_charter
-from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.coordinator import fuse_federation
+from oneflare.federation.quorum import Rules
 from oneflare.fusion import build_fusion, without_faulty
 from oneflare.fusion.averaging.laplace import Precision
 from oneflare.fusion.trust.influence import capped_influence, capped_say

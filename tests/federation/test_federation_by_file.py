@@ -13,7 +13,8 @@ from hospitals import NAMES, WORDS, digits, rows_of, typed, write_pngs
 from oneflare.core.files import load_state
 from oneflare.data.local import read_local
 from oneflare.federation.charter import read_charter
-from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.coordinator import fuse_federation
+from oneflare.federation.quorum import Rules
 from oneflare.fusion import load_model
 from oneflare.upload.signing import generate
 from shared import forked, oneflare

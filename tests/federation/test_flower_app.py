@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from oneflare.core.files import digest_of, read_json, tensor_digest, write_bytes  # noqa: E402
 from oneflare.errors import ConfigError, RunError  # noqa: E402
 from oneflare.federation.charter import FILE, new_charter, read_charter, revised  # noqa: E402
-from oneflare.federation.coordinator import FederationFiles, Rules, fuse_federation, read_fused  # noqa: E402
+from oneflare.federation.coordinator import FederationFiles, fuse_federation, read_fused  # noqa: E402
 from oneflare.federation.flower.asking import Settings  # noqa: E402
 from oneflare.federation.flower.certificates import Certificates, make_node_key  # noqa: E402
 from oneflare.federation.flower.client_app import Node  # noqa: E402
@@ -32,6 +32,7 @@ from oneflare.federation.flower.nodes import bind_node  # noqa: E402
 from oneflare.federation.flower.server_app import app as server_app  # noqa: E402
 from oneflare.federation.flower.template import write_app  # noqa: E402
 from oneflare.federation.member import make_upload, member_data, work_folder  # noqa: E402
+from oneflare.federation.quorum import Rules  # noqa: E402
 from oneflare.fusion import load_model  # noqa: E402
 from oneflare.simulation.engines.flower.inprocess import InProcessGrid  # noqa: E402
 from oneflare.simulation.engines.flower.records import answer, read_answer, read_question  # noqa: E402

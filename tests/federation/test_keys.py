@@ -14,13 +14,14 @@ from hospitals import typed
 from oneflare.cli.server import init
 from oneflare.errors import ConfigError, RunError
 from oneflare.federation.charter import read_charter, revised
-from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.intake import Examination
 from oneflare.federation.keys import NEXT, admit_member, revoke_member, rotate_coordinator, rotate_member
 from oneflare.federation.member import encrypted_for, signer
 from oneflare.federation.model_signing import known_key, make_key
 from oneflare.federation.opening import make_box
 from oneflare.federation.page import read_federation, write_card
+from oneflare.federation.quorum import Rules
 from oneflare.federation.recording import check_log
 from oneflare.models.sealing import check_seal
 from oneflare.upload.encryption import encrypt, generate_box

@@ -18,12 +18,13 @@ from record import record_door
 from flower_parts import MEMBERS, make_federation
 from oneflare.client.observer import Observer
 from oneflare.core.files import read_json, write_text
-from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.flower.certificates import Certificates, make_certificates
 from oneflare.federation.flower.deployment import CONNECTION, HOST, Deployment, Protection, free_port
 from oneflare.federation.flower.proxy import NOBODY, STRANGER
 from oneflare.federation.flower.template import write_app
 from oneflare.federation.member import make_upload, member_data
+from oneflare.federation.quorum import Rules
 from oneflare.simulation.engines.flower import QUIET, require_flower
 
 require_flower()

@@ -15,8 +15,9 @@ from hospitals import typed
 from oneflare.cli.server import admit
 from oneflare.errors import RunError
 from oneflare.federation.charter import read_charter, revised
-from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.history import History
+from oneflare.federation.quorum import Rules
 from oneflare.fusion import load_model
 from oneflare.upload.signing import generate
 

@@ -14,12 +14,13 @@ from record import record_door
 from crowd import charter_of, upload_of
 from oneflare.errors import UploadError
 from oneflare.federation.charter import FILE, read_charter, revised
-from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.keys import admit_member, revoke_member, rotate_member
 from oneflare.federation.log import FederationLog
 from oneflare.federation.member import encrypted_for, signer
 from oneflare.federation.model_signing import make_key
 from oneflare.federation.opening import make_box
+from oneflare.federation.quorum import Rules
 from oneflare.federation.recording import check_log
 from oneflare.upload.encryption import MAGIC, PIECE, TAG, decrypt, encrypt, generate_box, read_box
 from oneflare.upload.signing import generate

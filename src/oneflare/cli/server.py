@@ -343,8 +343,9 @@ def fuse(
     from oneflare.errors import ConfigError
     from oneflare.federation.admission import Admission
     from oneflare.federation.charter import read_charter
-    from oneflare.federation.coordinator import Rules, fuse_federation
+    from oneflare.federation.coordinator import fuse_federation
     from oneflare.federation.publishing import publish
+    from oneflare.federation.quorum import Rules
 
     charter = read_charter(folder)
     if approve and check_images is None and not compare:

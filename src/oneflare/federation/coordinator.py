@@ -7,8 +7,8 @@ later and the result is exactly that of a fresh fusion of whoever is in: a funct
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oneflare._version import __version__
@@ -16,7 +16,7 @@ from oneflare.client.observer import Observer
 from oneflare.core.files import exclusive, remove_partial
 from oneflare.data import Split
 from oneflare.errors import OneFlareError, RunError, did_you_mean
-from oneflare.federation.admission import Admission, AdmissionResult, admitted, check_approved, compared, refuse_faulty
+from oneflare.federation.admission import AdmissionResult, admitted, check_approved, compared, refuse_faulty
 from oneflare.federation.charter import Charter, read_charter
 from oneflare.federation.identity import now
 from oneflare.federation.intake import Examination, Intake, take_in
@@ -25,6 +25,7 @@ from oneflare.federation.masked.opening import Total, open_total
 from oneflare.federation.masked.rounds import RoundFiles, closed_history
 from oneflare.federation.model_signing import coordinator_key, sign_fusion
 from oneflare.federation.opening import Opener, decrypted
+from oneflare.federation.quorum import Rules, check_enough
 from oneflare.federation.recording import decision_events, fusion_event, intake_events, release_event, write_down
 from oneflare.federation.result import (
     FederationIdentity,
@@ -40,34 +41,6 @@ from oneflare.fusion.trust.suspects import find_suspects
 from oneflare.metrics import TimedFusion, fuse_timed, score_all
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.upload import Upload
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Which uploads may be fused.
-
-    late: also those made after the deadline. keep: a member that sent nothing usable now stays in with its upload of
-    the last fusion. min_members: fewer members and nothing is fused; None: as many as the last fusion had, without
-    those who were removed; where there was none yet, all who are admitted. everybody: None means all who are admitted
-    after the first fusion too. admission: how members are checked, by each other and by what they do to answers.
-    releases: folder with the members' answers, where sums are masked.
-    """
-
-    late: bool = False
-    keep: bool = False
-    min_members: int | None = None
-    everybody: bool = False
-    admission: Admission = field(default_factory=Admission)
-    releases: Path | None = None
-
-    def least(self, charter: Charter, last: FederationResult | None, removed: Mapping[str, str]) -> int:
-        """How many members a fusion needs; who was removed does not count."""
-        if self.min_members is not None:
-            return self.min_members
-        if charter.terms.upload.masked is not None and charter.roster is not None:
-            return charter.roster.threshold
-        names: Iterable[str] = charter.members if last is None or self.everybody else last.names
-        return max(1, sum(name not in removed for name in names))
 
 
 @dataclass(frozen=True)
@@ -130,7 +103,7 @@ def _fuse_sent(
     total = _total(charter, folder, intake, rules, observer)
     for note in intake.notes:
         observer.note(note)
-    _enough(intake, rules, charter, last, removed)
+    check_enough(intake, rules, charter, last, removed)
     observer.note(f"fusing {len(intake.uploads)} upload{'s' if len(intake.uploads) > 1 else ''}")
     with one_thread(), prepared(files) as place:
         collected = UploadSet(
@@ -157,7 +130,7 @@ def _fuse_sent(
         intake = refuse_faulty(intake, faults)
         for fault in faults:
             observer.note(f"{names[fault.client]} is refused, and everybody else was fused again: {fault}")
-        _enough(intake, rules, charter, last, removed)
+        check_enough(intake, rules, charter, last, removed)
         content = _result(charter, intake, fusions, removed)
         content = replace(content, suspects=suspects, admission=checked, masked=_masked_facts(total))
         if test is not None:
@@ -220,29 +193,6 @@ def _masked_facts(total: Total | None) -> MaskedTotal | None:
         return None
     roster = total.roster
     return MaskedTotal(roster.number, roster.digest, roster.threshold, tuple(total.counts), total.request.created)
-
-
-def _enough(
-    intake: Intake, rules: Rules, charter: Charter, last: FederationResult | None, removed: Mapping[str, str]
-) -> None:
-    """Refuse to fuse fewer members than are needed, and say who is not in and why."""
-    present, least = intake.uploads, rules.least(charter, last, removed)
-    if len(present) >= max(1, least):
-        return
-    before: Sequence[str] = () if last is None else last.names
-    reasons = intake.reasons(name for name in dict.fromkeys([*before, *charter.members]) if name not in removed)
-    if not present:
-        raise RunError(f"no usable upload, nothing was changed ({'; '.join(reasons)})")
-    why = "as many as in the last fusion" if last is not None else "as many as are admitted"
-    why = "--min-members" if rules.min_members is not None else f"{why}, unless --min-members says otherwise"
-    remedies = [f"--min-members {len(present)} fuses without the others"]
-    if any(name not in present and name not in removed for name in before):
-        remedies.append("--keep fuses the others' uploads of the last fusion again")
-    raise RunError(
-        f"{len(present)} usable upload{'s' if len(present) > 1 else ''} ({', '.join(present)}), but {least} are needed "
-        f"({why}); nothing was changed. {'; '.join(reasons)}. "
-        f"{'; '.join(remedies)}"
-    )
 
 
 def _without(

@@ -11,7 +11,7 @@ from hospitals import digits, tiny_charter
 from oneflare.data import ClientData, Split
 from oneflare.errors import ConfigError, RunError, UploadError
 from oneflare.federation.charter import FILE, Charter, revised
-from oneflare.federation.coordinator import Rules, fuse_federation
+from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.masked.enrolment import enrol, next_roster
 from oneflare.federation.masked.release import release
 from oneflare.federation.masked.rounds import RoundFiles, close_round
@@ -20,6 +20,7 @@ from oneflare.federation.masked.uploading import Masking
 from oneflare.federation.member import Envelope, make_upload_in, upload_size
 from oneflare.federation.model_signing import PRIVATE, make_key
 from oneflare.federation.page import card
+from oneflare.federation.quorum import Rules
 from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.single_upload import model_of_upload
 from oneflare.upload import read_tensors, read_upload

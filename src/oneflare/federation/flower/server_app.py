@@ -22,13 +22,14 @@ from oneflare.data.dataset import Split  # noqa: E402
 from oneflare.data.local import read_local  # noqa: E402
 from oneflare.errors import OneFlareError, RunError  # noqa: E402
 from oneflare.federation.charter import Charter, read_charter, short  # noqa: E402
-from oneflare.federation.coordinator import FusedFederation, Rules, fuse_federation  # noqa: E402
+from oneflare.federation.coordinator import FusedFederation, fuse_federation  # noqa: E402
 from oneflare.federation.flower.asking import INBOX, Asking, Settings  # noqa: E402
 from oneflare.federation.intake import Intake, take_in  # noqa: E402
 from oneflare.federation.masked.enrolment import checked_roster  # noqa: E402
 from oneflare.federation.masked.rounds import RoundFiles, close_round  # noqa: E402
 from oneflare.federation.member import charter_reader  # noqa: E402
 from oneflare.federation.publishing import publish  # noqa: E402
+from oneflare.federation.quorum import Rules  # noqa: E402
 from oneflare.federation.versions import FederationFiles  # noqa: E402
 from oneflare.simulation.engines.flower.gather import Gathered  # noqa: E402
 
