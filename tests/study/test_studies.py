@@ -359,6 +359,22 @@ def test_a_headline_without_results_says_that_they_are_being_measured(tmp_path):
     assert (ROOT / "results" / "README.md").exists()
 
 
+def test_a_headline_without_table_1_shows_servers_over_the_same_uploads(tmp_path):
+    runs = [
+        {"method": "fafi", "accuracy": {"feature_mean": 0.3, "density_ratio": 0.5}},
+        {"method": "fafi", "accuracy": {"feature_mean": 0.4, "density_ratio": 0.5}},
+        {"method": "flare", "accuracy": {"density_ratio": 0.625}},
+    ]
+    (tmp_path / "density").mkdir()
+    (tmp_path / "density/svhn_16.json").write_text(json.dumps({"command": "", "runs": runs}))
+    text = headline(tmp_path)
+    assert "| FAFI | feature_mean | 35.0 ± 7.1 |" in text
+    assert "| FLARE | density_ratio | 62.5 |" in text
+    assert "| FedAvg | average | – |" in text
+    assert "CIFAR-10" not in text
+    assert MEASURED_AGAIN in text
+
+
 def test_the_headline_takes_the_largest_scale(tiny, tmp_path, monkeypatch):
     folder, plan = tiny
     monkeypatch.setattr(headline_of_readme, "find_declaration", lambda _: plan.declaration)
