@@ -15,6 +15,7 @@ from oneflare.client.observer import Observer
 from oneflare.errors import ConfigError, MemberFault, UploadError
 from oneflare.federation.admission import Admission
 from oneflare.federation.charter import FILE, read_charter
+from oneflare.federation.comparing import unchecked_note
 from oneflare.federation.coordinator import fuse_federation
 from oneflare.federation.quorum import Rules
 from oneflare.fusion import build_fusion, without_faulty
@@ -128,6 +129,26 @@ def test_of_two_members_that_contradict_each_other_nobody_knows_which_is_right(w
     assert typed(capsys, *words, "--approve", "mallory")[0] == 2
     assert typed(capsys, *words, "--approve", "mallory", "--approve", "north")[0] == 0
     assert typed(capsys, *words, "--no-compare")[0] == 0
+
+
+def test_classes_with_one_owner_are_said_to_be_unchecked(tmp_path, capsys):
+    """North alone has enough images of 3, which nobody can contradict."""
+    train, _ = digits()
+    charter = tiny_charter(settings=ANALYTIC)
+    charter.write(tmp_path / "federation" / FILE)
+    for number, name in enumerate(NAMES[:2]):
+        rows = [row for row in rows_of(number, 200) if name == "north" or int(train.labels[row]) != 3]
+        write_pngs(tmp_path / name, train, rows)
+        make(charter, tmp_path / name, tmp_path / "inbox" / f"{name}.safetensors", name)
+    code, out, said = typed(
+        capsys, "server", "fuse", str(tmp_path / "federation"), "--uploads", str(tmp_path / "inbox"), "--json"
+    )
+    assert code == 0, said
+    note = "nobody else has 10 images of these classes, so their labels cannot be checked: '3' of north"
+    assert note in said
+    assert json.loads(out.splitlines()[-1])["admission"]["unchecked"] == {"north": ["3"]}
+    many = {f"member{number}": ("a", "b") for number in range(8)}
+    assert unchecked_note(many).endswith("'a' and 'b' of member5; those of 2 more members")
 
 
 def test_honest_members_need_no_approval_and_the_result_says_what_was_checked(ward, tmp_path, capsys):
