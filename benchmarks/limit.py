@@ -203,7 +203,7 @@ def draw() -> None:
     left.set(xscale="log", xlim=(1, 250), xlabel="megabytes that a client sends", ylabel="accuracy %")
     right.set(xscale="log", xlabel="processor seconds of a whole run")
     left.legend(fontsize=6, loc="lower right")
-    right.legend(fontsize=6, loc="lower right")
+    right.legend(fontsize=6, loc="center")
     figure.tight_layout()
     figure.savefig(PICTURE, metadata={"Date": None})
     pyplot.close(figure)

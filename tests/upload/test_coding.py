@@ -127,7 +127,7 @@ def test_damaged_code_is_refused():
 def test_the_planned_size_counts_the_header_and_the_sums():
     room = scatter_room(100_000, 50, 10)
     assert room == 100_000 - 256 * 26 - 4 * 50 * 10 - 80
-    assert statistics_bytes(50, 10, "coarse") == math.ceil(4 * 1275 / 8) + 2080
+    assert statistics_bytes(50, 10, "coarse") == math.ceil(6 * 1275 / 8) + 2080
 
 
 def test_features_of_a_backbone_are_not_coded():

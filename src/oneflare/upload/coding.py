@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 SCATTER, SUMS, COUNTS = "scatter", "sums", "counts"
 FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
 """of sqrt(n): the step in which decorrelated products are counted"""
-BITS = {"coarse": 4.0, "fine": 11.0}
-"""of a product, for which a map is planned where a limit is given; the step grows where that is not enough. Chosen on
-held-out training images (docs/analytic.md)"""
+BITS = {"coarse": 6.0, "fine": 11.0}
+"""of a product, for which a map is planned where a limit is given; the step grows where that is not enough"""
 SAMPLED = 16
 RIDGE = 0.03
 """of the decorrelation"""
