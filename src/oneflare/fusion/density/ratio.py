@@ -61,9 +61,9 @@ class DensityRatioFusion(Fusion):
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         with ThreadPoolExecutor(1) as beside:  # both are long and neither needs the other; torch leaves Python free
-            answers = beside.submit(probe_features, uploads, self.seed)
-            densities = member_densities(uploads, self.shrinkage, self.spread_cap)
-            features = answers.result()
+            made = beside.submit(member_densities, uploads, self.shrinkage, self.spread_cap)
+            features = probe_features(uploads, self.seed)  # here, because networks may be on a device of this thread
+            densities = made.result()
         suspects = tuple(find_suspects(uploads, self.seed, self.count_cap, features, densities))
         left_out = {suspect.client for suspect in suspects if suspect.left_out}
         kept = uploads.without(left_out)
