@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -170,6 +170,22 @@ class Patches(Options):
     """whether features are means over several windows that cut a little off the image, instead of the whole image"""
 
 
+def in_batches(images: Tensor, dim: int, features: Callable[[Tensor], Tensor]) -> Tensor:
+    """Features `(n, dim)` of images, uint8 or floats in [0, 1], in batches that all have the same size.
+
+    features: of `(BATCH, c, h, w)` in grey levels 0 to 255
+    """
+    scale = 1.0 if images.dtype == torch.uint8 else 255.0
+    result = torch.empty(len(images), dim)
+    for start in range(0, len(images), BATCH):
+        part = images[start : start + BATCH].float() * scale
+        number = len(part)
+        if number < BATCH:  # always the same shape, hence the same rounding for the same image
+            part = torch.cat([part, part[-1:].expand(BATCH - number, -1, -1, -1)])
+        result[start : start + number] = features(part)[:number]
+    return result
+
+
 @FEATURE_MAPS.register("random_conv")
 class RandomConv:
     """one convolution with whitened synthetic patches, thresholds, five soft cells, square root
@@ -231,15 +247,7 @@ class RandomConv:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        scale = 1.0 if images.dtype == torch.uint8 else 255.0
-        result = torch.empty(len(images), self.dim)
-        for start in range(0, len(images), BATCH):
-            part = images[start : start + BATCH].float() * scale
-            number = len(part)
-            if number < BATCH:  # always the same shape, hence the same rounding for the same image
-                part = torch.cat([part, part[-1:].expand(BATCH - number, -1, -1, -1)])
-            result[start : start + number] = self._features(part)[:number]
-        return result
+        return in_batches(images, self.dim, self._features)
 
     def range(self) -> tuple[Tensor, Tensor]:
         """Bounds of every feature, in the order of `_features`.

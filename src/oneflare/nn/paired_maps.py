@@ -14,7 +14,7 @@ from torch import Tensor
 from oneflare.core.registry import Options
 from oneflare.core.seeds import torch_generator
 from oneflare.errors import ConfigError
-from oneflare.nn.feature_maps import BATCH, FEATURE_MAPS, Patches, colour_features
+from oneflare.nn.feature_maps import FEATURE_MAPS, Patches, colour_features, in_batches
 from oneflare.nn.filter_banks import CELLS, FILTER_OUTPUTS, PAIRED_FILTERS, Bank, FilterBank, PairBank, View
 from oneflare.nn.multi_scale_maps import BUDGET_IMAGES, SEED_STRIDE, Seconds, largest, scale_reductions
 
@@ -111,15 +111,7 @@ class Paired:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        scale = 1.0 if images.dtype == torch.uint8 else 255.0
-        result = torch.empty(len(images), self.dim)
-        for start in range(0, len(images), BATCH):
-            part = images[start : start + BATCH].float() * scale
-            number = len(part)
-            if number < BATCH:  # always the same shape, hence the same rounding for the same image
-                part = torch.cat([part, part[-1:].expand(BATCH - number, -1, -1, -1)])
-            result[start : start + number] = self._features(part)[:number]
-        return result
+        return in_batches(images, self.dim, self._features)
 
     def traced(self, images: Tensor) -> Tensor:
         """The same features of floats in [0, 1] in one piece, for exporters; rounding may differ."""
