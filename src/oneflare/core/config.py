@@ -372,6 +372,13 @@ class Experiment(Section):
         """The same without the code: what the user has chosen."""
         return digest_of(_present(self._settings()))
 
+    def networks_digest(self) -> str:
+        """Identifies what the trained networks depend on: not what is sent or shown beside them."""
+        beside = ("method", "analytic", "upload")
+        content = {key: value for key, value in self._settings().items() if key not in beside}
+        content["train"].pop("snapshots")
+        return digest_of(_present(content | {"code": self.code.model_dump(mode="json")}))
+
     def _settings(self) -> dict[str, Any]:
         content = self.model_dump(mode="json", exclude={"fusions", "engine", "workers", "code"})
         content["train"].pop("checkpoint_seconds")

@@ -93,9 +93,9 @@ class Simulation(Setup):
         """The public split as fusions see it: without labels."""
         return None if self.dataset.public is None else self.dataset.public.images
 
-    def train(self, observer: Observer) -> list[ClientSummary]:
-        """Every client on its own data, where the experiment's engine says."""
-        return train_clients(self.clients, observer)
+    def train(self, observer: Observer, lender: Clients | None = None) -> list[ClientSummary]:
+        """Every client on its own data, where the experiment's engine says, but for the networks that a lender has."""
+        return train_clients(self.clients, observer, lender)
 
     def collect(self, summaries: Sequence[ClientSummary], observer: Observer, epoch: int | None = None) -> UploadSet:
         """The verified uploads of all trained clients; one that is refused is named and left out."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from oneflare import _version
 from oneflare.client.files import ClientFiles
+from oneflare.client.lending import can_lend
 from oneflare.client.observer import Observer
 from oneflare.core.config import Experiment
 from oneflare.core.files import exclusive, read_json, remove_partial, write_json, write_text
@@ -24,6 +25,7 @@ from oneflare.fusion import GlobalModel, UploadSet, check_needs, load_model
 from oneflare.fusion.base import FUSIONS
 from oneflare.methods.resolve import given_in_python, recorded, resolve
 from oneflare.nn.hardware import choose_device, one_thread
+from oneflare.simulation.clients import Clients
 from oneflare.simulation.features import load_data
 from oneflare.simulation.files import SCRATCH, RunFiles
 from oneflare.simulation.given import Given
@@ -133,10 +135,12 @@ def run_experiment(
     *,
     dataset: Dataset | None = None,
     observer: Observer | None = None,
+    lender: Path | None = None,
 ) -> Result:
     """All stages; those whose files are complete are skipped.
 
     dataset: the images, where they were given in Python instead of by name
+    lender: the folder of a finished run; if it has trained the same networks they are taken from it
     """
     observer = observer or Observer()
     files = RunFiles(folder)
@@ -156,13 +160,21 @@ def run_experiment(
         write_json(files.partition, federation.partition.to_dict())
         observer.begin(experiment, dataset, federation.partition)
         with one_thread():
-            summaries = federation.train(observer)
+            summaries = federation.train(observer, _clients_of(lender, experiment, dataset))
             uploads = federation.collect(summaries, observer)
             federation.fuse(experiment.fusions, uploads, observer)
         content = federation.result(summaries, uploads)
         content.write(files.result)
         observer.end(content)
     return Result(folder, content)
+
+
+def _clients_of(lender: Path | None, experiment: Experiment, dataset: Dataset) -> Clients | None:
+    """The clients of a finished run on the same data, if their networks are those that the experiment trains."""
+    if lender is None or not RunFiles(lender).result.exists():
+        return None
+    lent = read_experiment(lender)
+    return Simulation.build(lent, RunFiles(lender), dataset).clients if can_lend(lent, experiment) else None
 
 
 def _what_is_kept(files: RunFiles) -> str:

@@ -6,6 +6,7 @@ from functools import partial
 
 from oneflare.client.cohort import cohorts, supports, train_cohort
 from oneflare.client.files import ClientSummary
+from oneflare.client.lending import borrow
 from oneflare.client.observer import Observer, announce_client
 from oneflare.core.config import Experiment
 from oneflare.nn.hardware import choose_device
@@ -13,8 +14,14 @@ from oneflare.simulation.clients import Clients
 from oneflare.simulation.engines import default_workers, map_tasks
 
 
-def train_clients(clients: Clients, observer: Observer) -> list[ClientSummary]:
-    """Train every client on its own data, where the experiment's engine says; those that are complete are skipped."""
+def train_clients(clients: Clients, observer: Observer, lender: Clients | None = None) -> list[ClientSummary]:
+    """Train every client on its own data, where the experiment's engine says; those that are complete are skipped.
+
+    lender: the clients of a finished run that has trained the same networks, which are then taken from it
+    """
+    if lender is not None:
+        for client in range(len(clients)):
+            borrow(clients.job(client), clients.data(client), lender.files.client(client), lender.contract)
     clients.teach(observer)
     if clients.experiment.engine == "flower":
         return _train_on_flower(clients, observer)

@@ -185,6 +185,15 @@ def merged(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
+def families(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells that train the same networks, which one of them can lend the others: it comes first in its family."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        key = cell.experiment.networks_digest() if cell.experiment.trains else cell.name
+        found.setdefault(key, []).append(cell)
+    return [sorted(family, key=lambda cell: -cell.experiment.train.snapshots) for family in found.values()]
+
+
 def _joined(first: Cell, second: Cell) -> Cell:
     specs = {spec["name"]: spec for spec in (*first.experiment.fusions, *second.experiment.fusions)}
     return Cell(first.layer, first.experiment.model_copy(update={"fusions": tuple(specs.values())}))

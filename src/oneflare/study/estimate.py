@@ -9,7 +9,7 @@ from pathlib import Path
 from oneflare.core.config import Experiment
 from oneflare.errors import OneFlareError
 from oneflare.simulation.results import RunResult
-from oneflare.study.cells import Cell
+from oneflare.study.cells import Cell, families
 
 TRAIN_IMAGES = {"digits": 1437, "cifar10": 50000, "cifar100": 50000, "svhn": 73257, "tiny-imagenet": 100000}
 SECONDS_PER_IMAGE = {"conv4": 0.00025, "resnet8": 0.0022, "resnet18": 0.001}
@@ -17,6 +17,8 @@ SECONDS_PER_IMAGE = {"conv4": 0.00025, "resnet8": 0.0022, "resnet18": 0.001}
 STATISTICS_SECONDS_PER_IMAGE = 0.006
 FIXED_SECONDS = 1.0
 """reading data, fusing, writing"""
+BORROWED_SECONDS = 20.0
+"""of a cell that takes its networks from another one and fuses them"""
 
 
 def images_of(experiment: Experiment) -> int:
@@ -49,15 +51,23 @@ def finished_seconds(folder: Path) -> float | None:
 
 
 def estimate(cells: Iterable[Cell], runs: Path) -> dict[str, float]:
-    """Seconds by cell name. Finished cells with the same encoder correct the rough figure for the others."""
+    """Seconds by cell name. Finished cells with the same encoder correct the rough figure for the others.
+
+    Of cells that train the same networks only one trains.
+    """
     cells = list(cells)
     ratios: dict[str, list[float]] = {}
     for cell in cells:
         seconds = finished_seconds(cell.folder(runs))
         if seconds is not None:
             ratios.setdefault(_kind(cell), []).append(seconds / rough_seconds(cell.experiment))
+    waiting = [cell for cell in cells if finished_seconds(cell.folder(runs)) is None]
+    borrowers = {cell.name for family in families(waiting) for cell in family[1:]}
     return {
-        cell.name: rough_seconds(cell.experiment) * statistics.median(ratios.get(_kind(cell), [1.0])) for cell in cells
+        cell.name: BORROWED_SECONDS
+        if cell.name in borrowers
+        else rough_seconds(cell.experiment) * statistics.median(ratios.get(_kind(cell), [1.0]))
+        for cell in cells
     }
 
 

@@ -1,17 +1,21 @@
 """Runs the cells of studies, and skips those that are complete or held by another process.
 
-Cells run side by side in worker processes, each on one core. Several shells may work on one folder of runs: a cell is
-locked while it is run, the lock dies with its holder, and whoever comes later reads what the other has finished.
+Cells run side by side in worker processes, each on one core. Cells that train the same networks and differ in what is
+sent or shown beside them run one after the other: the first trains, the others take its networks. Several shells may
+work on one folder of runs: a cell is locked while it is run, the lock dies with its holder, and whoever comes later
+reads what the other has finished.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
+from oneflare.client.lending import can_lend
 from oneflare.client.observer import Observer, Outcome
 from oneflare.core.config import DataConfig, Experiment
 from oneflare.core.files import exclusive
@@ -26,7 +30,7 @@ from oneflare.simulation.stages import read_experiment, run_experiment
 from oneflare.study.answers import FILE as ANSWERS
 from oneflare.study.answers import has_answers, keep_answers
 from oneflare.study.archive import keep_figures
-from oneflare.study.cells import Cell
+from oneflare.study.cells import Cell, families
 
 POLL_SECONDS = 2.0
 
@@ -52,6 +56,26 @@ def default_processes() -> int:
     return 1 if torch.cuda.is_available() else default_workers()
 
 
+@dataclass(frozen=True)
+class Desk:
+    """Where cells are run, and which of them train the same networks."""
+
+    runs: Path
+    archive: Path | None
+    relatives: Mapping[str, Sequence[Cell]]
+    """the family of a cell, by its name"""
+
+    def lender(self, cell: Cell) -> Path | None:
+        """The folder of a finished cell whose uploads are there and hold the networks that this one trains."""
+        for other in self.relatives[cell.name]:
+            files = RunFiles(other.folder(self.runs))
+            uploads = (files.client(client).upload for client in range(other.experiment.partition.clients))
+            there = other is not cell and files.result.exists() and any(path.exists() for path in uploads)
+            if there and can_lend(other.experiment, cell.experiment):
+                return files.folder
+        return None
+
+
 def run_cells(
     cells: Sequence[Cell],
     runs: Path,
@@ -66,13 +90,14 @@ def run_cells(
     """
     observer = observer or Observer()
     waiting = [cell for cell in cells if not is_complete(cell, runs)]
-    processes = min(processes or default_processes(), max(len(waiting), 1))
+    relatives = {cell.name: family for family in families(cells) for cell in family}
+    processes = min(processes or default_processes(), max(len(families(waiting)), 1))
     observer.cells_begin([cell.name for cell in waiting], len(cells) - len(waiting), processes)
     warn_what_changed([(cell.folder(runs), cell.experiment) for cell in waiting], observer)
     outcomes: list[Outcome] = []
     while waiting:
         with on_stop(lambda: _what_is_kept(cells, runs)):
-            found = _round(waiting, partial(_work, runs, archive), processes, observer)
+            found = _round(families(waiting), partial(_work, Desk(runs, archive, relatives)), processes, observer)
         outcomes += [outcome for outcome in found if outcome.status != "in use"]
         held = {outcome.cell for outcome in found if outcome.status == "in use"}
         if len(held) == len(waiting):
@@ -90,32 +115,42 @@ def _what_is_kept(cells: Sequence[Cell], runs: Path) -> str:
 
 
 def _round(
-    cells: Sequence[Cell], work: Callable[[bool, Cell, Observer], Outcome], processes: int, observer: Observer
+    groups: Sequence[Sequence[Cell]],
+    work: Callable[[bool, Sequence[Cell], Observer], list[Outcome]],
+    processes: int,
+    observer: Observer,
 ) -> list[Outcome]:
-    def end(outcome: Outcome) -> None:
-        if outcome.status != "in use":
-            observer.cell_done(outcome)
+    def end(outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.status != "in use":
+                observer.cell_done(outcome)
 
-    alone = processes == 1 or len(cells) == 1
-    return map_tasks(
-        partial(work, not alone), cells, workers=1 if alone else processes, observer=observer, on_result=end
+    alone = processes == 1 or len(groups) == 1
+    found = map_tasks(
+        partial(work, not alone), groups, workers=1 if alone else processes, observer=observer, on_result=end
     )
+    return [outcome for outcomes in found for outcome in outcomes]
 
 
-def _work(runs: Path, archive: Path | None, in_worker: bool, cell: Cell, observer: Observer) -> Outcome:
-    folder, started = cell.folder(runs), time.monotonic()
+def _work(desk: Desk, in_worker: bool, family: Sequence[Cell], observer: Observer) -> list[Outcome]:
+    return [_run_cell(desk, in_worker, cell, observer) for cell in family]
+
+
+def _run_cell(desk: Desk, in_worker: bool, cell: Cell, observer: Observer) -> Outcome:
+    folder, started = cell.folder(desk.runs), time.monotonic()
     try:
-        if is_complete(cell, runs):
+        if is_complete(cell, desk.runs):
             return Outcome(cell.name, "there")
         dataset = _dataset(cell.experiment.data)
         experiment = _with_all_fusions(cell.experiment, folder)
         if in_worker:  # it has one core, and may not have workers of its own
             experiment = experiment.model_copy(update={"workers": 1})
-        result = run_experiment(experiment, folder, dataset=dataset, observer=_CellObserver(cell.name, observer))
+        watching = _CellObserver(cell.name, observer)
+        result = run_experiment(experiment, folder, dataset=dataset, observer=watching, lender=desk.lender(cell))
         with exclusive(folder):
             keep_answers(folder, cell.fusions, dataset)
-        if archive is not None:
-            keep_figures(cell, runs, archive)
+        if desk.archive is not None:
+            keep_figures(cell, desk.runs, desk.archive)
     except InUseError:
         return Outcome(cell.name, "in use")
     except OneFlareError as error:
