@@ -2,6 +2,7 @@
 `oneflare compare METHODS --out RUNS` or several `oneflare run --out RUNS/...` have left, and writes
 `results/density/NAME.json` and `.md`: accuracy by method, fusion and seed, with what made it. The figures are those of
 the run's own fusions and of whatever `oneflare fuse RUN --all` has added since; all must be of today's arithmetic.
+Rows of methods and seeds that are not in RUNS stay as they were.
 """
 
 from __future__ import annotations
@@ -77,8 +78,11 @@ def _spread(values: list[float]) -> str:
 
 
 def main(runs: str, name: str, *command: str) -> None:
-    content = collect(Path(runs)) | {"command": " ".join(command)}
-    write_json(RESULTS / f"{name}.json", content)
+    path = RESULTS / f"{name}.json"
+    rows = {(row["method"], row["seed"]): row for row in read_json(path)["runs"]} if path.exists() else {}
+    rows |= {(row["method"], row["seed"]): row for row in collect(Path(runs))["runs"]}
+    content = {"runs": [rows[key] for key in sorted(rows)], "command": " ".join(command)}
+    write_json(path, content)
     write_text(RESULTS / f"{name}.md", table(content, content["command"]))
     print((RESULTS / f"{name}.md").read_text())
 
