@@ -23,6 +23,7 @@ from oneflare.core.stopping import AGAIN, NOTHING, on_stop
 from oneflare.data import Dataset, Partition, load
 from oneflare.errors import InUseError, OneFlareError
 from oneflare.simulation.engines import default_workers, map_tasks
+from oneflare.simulation.features import load_data
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.kept import warn_what_changed
 from oneflare.simulation.results import RunResult
@@ -141,14 +142,14 @@ def _run_cell(desk: Desk, in_worker: bool, cell: Cell, observer: Observer) -> Ou
     try:
         if is_complete(cell, desk.runs):
             return Outcome(cell.name, "there")
-        dataset = _dataset(cell.experiment.data)
+        dataset = _dataset(cell.experiment.data) if cell.experiment.backbone is None else None
         experiment = _with_all_fusions(cell.experiment, folder)
         if in_worker:  # it has one core, and may not have workers of its own
             experiment = experiment.model_copy(update={"workers": 1})
         watching = _CellObserver(cell.name, observer)
         result = run_experiment(experiment, folder, dataset=dataset, observer=watching, lender=desk.lender(cell))
         with exclusive(folder):
-            keep_answers(folder, cell.fusions, dataset)
+            keep_answers(folder, cell.fusions, load_data(experiment) if dataset is None else dataset)
         if desk.archive is not None:
             keep_figures(cell, desk.runs, desk.archive)
     except InUseError:
@@ -161,7 +162,7 @@ def _run_cell(desk: Desk, in_worker: bool, cell: Cell, observer: Observer) -> Ou
 
 @lru_cache(maxsize=1)
 def _dataset(config: DataConfig) -> Dataset:
-    """Remembered, because neighbouring cells use the same images."""
+    """Remembered, because neighbouring cells use the same images; features of a backbone are kept in files anyway."""
     return load(config)
 
 
