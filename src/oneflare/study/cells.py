@@ -97,12 +97,16 @@ class StudyPlan:
 
     @property
     def summary(self) -> str:
-        """What the scale means in these cells, and where the command line departs from it."""
+        """What the scale means in these cells, and where the study and the command line depart from it."""
         numbers = sorted({cell.experiment.epochs for cell in self.cells.values()} - {0})
         span = " to ".join(f"{number}" for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "no"
         text = self.scale.summary.format(epochs=f"{span} epoch{'' if span == '1' else 's'}")
-        changed = ", ".join(f"{key}={value}" for key, value in dotted(self.overrides))
-        return f"{text}; changed for these runs: {changed}" if changed else text
+        own = merge(*(grid.settings for grid in self.declaration.grids(self.scale.name)))
+        departures = {"in this study": own, "changed for these runs": self.overrides}
+        for what, settings in departures.items():
+            if settings:
+                text += f"; {what}: " + ", ".join(f"{key}={value}" for key, value in dotted(settings))
+        return text
 
     def cell(self, place: Place, arm: str, seed: int) -> Cell:
         return self.cells[place.id, arm, seed]
