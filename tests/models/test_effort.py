@@ -107,6 +107,36 @@ def deep_volume(offset: float = 1e9, many: int = 1, slices: int = 1) -> bytes:
     return gzip.compress(bytes(head) + bytes(64 * slices)) + gzip.compress(b"") * (many - 1)
 
 
+def dicom(frame: bytes, syntax: str = "1.2.840.10008.1.2.4.50", side: int = 8) -> bytes:
+    """A frame in a file whose header states other sizes."""
+    pydicom = pytest.importorskip("pydicom")
+    header = pydicom.Dataset()
+    header.file_meta = pydicom.dataset.FileMetaDataset()
+    header.file_meta.TransferSyntaxUID = syntax
+    header.file_meta.MediaStorageSOPClassUID = header.SOPClassUID = "1.2.840.10008.5.1.4.1.1.7"
+    header.file_meta.MediaStorageSOPInstanceUID = header.SOPInstanceUID = "1.2.3"
+    header.Rows = header.Columns = side
+    header.SamplesPerPixel, header.PhotometricInterpretation, header.PixelRepresentation = 1, "MONOCHROME2", 0
+    header.BitsAllocated, header.BitsStored, header.HighBit = 8, 8, 7
+    header.PixelData = pydicom.encaps.encapsulate([frame])
+    header["PixelData"].VR = "OB"
+    buffer = io.BytesIO()
+    header.save_as(buffer, enforce_file_format=True)
+    return buffer.getvalue()
+
+
+def large_frame() -> bytes:
+    return dicom(saved("JPEG", Image.new("L", (6000, 6000))))
+
+
+def many_pieces_in_a_frame() -> bytes:
+    return dicom(commented_jpeg())
+
+
+def large_frame_2000() -> bytes:
+    return dicom(b"\xff\x4f\xff\x51\0\x29\0\0" + struct.pack(">II", 6000, 6000), "1.2.840.10008.1.2.4.90")
+
+
 HOSTILE = {
     "a PNG of empty chunks": (chunked_png, "pieces"),
     "a JPEG of comments": (commented_jpeg, "pieces"),
@@ -119,6 +149,10 @@ HOSTILE = {
     "a TIFF of strips": (many_strips, "pieces"),
     "a TIFF with a huge tile": (huge_tile, "pixels"),
     "a large TIFF with a huge tile": (lambda: huge_tile(big=True, kind=16), "pixels"),
+    "a large JPEG in a small DICOM file": (large_frame, "pixels"),
+    "a large JPEG 2000 in a small DICOM file": (large_frame_2000, "pixels"),
+    "a JPEG of comments in a DICOM file": (many_pieces_in_a_frame, "pieces"),
+    "a JPEG of a thousand scans in a DICOM file": (lambda: dicom(repeated_scans()), "passes over its pixels"),
     "a volume far behind its header": (deep_volume, "unpacks to"),
     "a volume of empty members": (lambda: deep_volume(352.0, many=SIZE // 20), "pieces"),
 }
@@ -170,6 +204,13 @@ def test_what_encoders_write_passes(kind, options):
     content = saved(kind, **options)
     assert images_of("", content, Limits()) == [content]
     assert effort_of(content, 10**9).pieces < most_pieces(len(content))
+
+
+def test_scans_as_they_are_written_pass():
+    small = Image.new("L", (64, 64), 7)
+    for frame, side in ((saved("JPEG", small), 64), (saved("JPEG"), 400)):
+        content = dicom(frame, side=side)
+        assert images_of("", content, Limits()) == [content]
 
 
 def test_a_volume_of_many_slices_passes():

@@ -82,8 +82,8 @@ def _check_effort(contents: list[bytes], limits: Limits) -> None:
     pieces = pixels = passed = unpacked = 0
     for number, content in enumerate(contents, 1):
         found, (width, height) = _measured(number, content, most, limits)
-        area = width * height
-        pieces, pixels = pieces + found.pieces, pixels + max(area, found.tile)
+        area = max(width * height, found.tile)
+        pieces, pixels = pieces + found.pieces, pixels + area
         passed, unpacked = passed + found.passes * area, unpacked + found.unpacked
         if pieces > most:
             raise RequestError(413, f"image number {number}: more than {most:,} pieces of a file; save it anew")

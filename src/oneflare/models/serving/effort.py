@@ -11,11 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from oneflare.data import nifti
+from oneflare.data import dicom, nifti
+from oneflare.data.images import HEAD
 from oneflare.data.tiff import is_tiff
 
 PNG, JPEG, GIF = b"\x89PNG\r\n\x1a\n", b"\xff\xd8", (b"GIF87a", b"GIF89a")
 START_OF_SCAN, GZIP_MEMBER = b"\xff\xda", b"\x1f\x8b\x08"
+START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+JPEG_2000 = b"\xff\x4f\xff\x51"
+JPEG_SYNTAXES = b"1.2.840.10008.1.2.4."
+"""how DICOM names the compressions of the JPEG family"""
 TILE_WIDTH, TILE_LENGTH = 322, 323
 OFFSETS = (273, 324)
 """where strips or tiles lie; as many numbers as there are of them"""
@@ -38,7 +43,7 @@ class Effort:
     passes: int = 1
     """how often all pixels are gone through"""
     tile: int = 0
-    """pixels of the largest tile, which is decoded whole"""
+    """pixels of the largest tile of a TIFF, or frame in a DICOM file, which is decoded whole"""
     unpacked: int = 0
     """bytes to which it is unpacked"""
 
@@ -59,7 +64,10 @@ def effort_of(content: bytes, most: int) -> Effort:
     if is_tiff(content[:4]):
         sizes = list(islice(_tiff_tiles(content), most + 1))
         return Effort(len(sizes), tile=max(sizes, default=0))
-    if content.startswith(nifti.GZIP) and nifti.is_nifti(content[:1024]):
+    if dicom.is_dicom(content[:HEAD]) and JPEG_SYNTAXES in content:
+        sizes = list(islice(_dicom_frames(content), most + 1))
+        return Effort(len(sizes), content.count(START_OF_SCAN), tile=max(sizes, default=0))
+    if content.startswith(nifti.GZIP) and nifti.is_nifti(content[:HEAD]):
         volume = nifti.summary(content)
         size = volume.width * volume.height * volume.slices * volume.dtype.itemsize
         return Effort(content.count(GZIP_MEMBER), unpacked=volume.offset + size)
@@ -77,11 +85,10 @@ def _png_chunks(content: bytes) -> Iterator[int]:
         place += 12 + int.from_bytes(content[place : place + 4], "big")
 
 
-def _jpeg_segments(content: bytes) -> Iterator[int]:
+def _jpeg_segments(content: bytes, place: int = 0) -> Iterator[int]:
     """What pillow reads before the first scan: segments, and single bytes between them."""
     from PIL.JpegImagePlugin import MARKER
 
-    place = 0
     while place + 1 < len(content):
         yield place
         marker = int.from_bytes(content[place : place + 2], "big")
@@ -93,6 +100,26 @@ def _jpeg_segments(content: bytes) -> Iterator[int]:
             place += 2
         else:
             place += 2 + max(2, int.from_bytes(content[place + 2 : place + 4], "big"))
+
+
+def _dicom_frames(content: bytes) -> Iterator[int]:
+    """For every segment of every frame that is compressed as JPEG: the pixels that it states, or 0."""
+    place = content.find(JPEG)
+    while place >= 0:
+        for segment in _jpeg_segments(content, place):
+            stated = content[segment + 1] in START_OF_FRAME and content[segment] == JPEG[0]
+            yield _area(content, segment + 5, 2) if stated else 0
+        place = content.find(JPEG, segment + 1)
+    place = content.find(JPEG_2000)
+    while place >= 0:
+        yield _area(content, place + 8, 4)
+        place = content.find(JPEG_2000, place + 1)
+
+
+def _area(content: bytes, place: int, size: int) -> int:
+    """The product of two numbers of so many bytes, which follow each other."""
+    first, second = content[place : place + size], content[place + size : place + 2 * size]
+    return int.from_bytes(first, "big") * int.from_bytes(second, "big")
 
 
 def _gif_blocks(content: bytes) -> Iterator[int]:
