@@ -187,7 +187,7 @@ def test_evidence_that_lies_is_refused_or_named(tmp_path, capsys):
     assert all("times as large as usual" in answer for answer in answers.values()), answers
     record_door(
         "lying-evidence",
-        promise="no member's evidence ends everybody's fusion, and none outweighs everybody unseen",
+        promise="no member's evidence ends everybody's fusion, and none outweighs everybody unseen by second moments",
         tried="a member whose second moments are indefinite, too small to be factored, or 10^6 (inputs) or 10^8 "
         "(gradients, Fisher information) times too large, in laplace, regmean, fisher and density_ratio",
         outcome="indefinite and faint ones refused in words and everybody else fused; loud ones let in with the member "
