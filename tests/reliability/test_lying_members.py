@@ -169,12 +169,12 @@ def test_evidence_that_lies_is_refused_or_named(tmp_path, capsys):
     settings |= {"upload": {"evidence": ["kronecker", "fisher", "density"]}}
     settings |= {"fusions": ["laplace", "regmean", "fisher", "density_ratio"]}
     charter = federation_of(tmp_path, settings)
-    before, _ = recalls(capsys, tmp_path, "--uploads", str(tmp_path / "inbox"))
+    fused = ("--uploads", str(tmp_path / "inbox"), "--no-compare")  # networks of two epochs know too little for it
+    before, _ = recalls(capsys, tmp_path, *fused)
     answers = {}
     for name, lie in EVIDENCE_LIES.items():
         target = send_lie(charter, tmp_path / "sent" / "mallory.safetensors", tmp_path / "mallory.safetensors", lie)
-        words = ["--uploads", str(tmp_path / "inbox"), "--add", str(target), "--no-compare"]
-        after, _ = recalls(capsys, tmp_path, *words)
+        after, _ = recalls(capsys, tmp_path, *fused, "--add", str(target))
         result = json.loads((tmp_path / "federation" / "result.json").read_text())
         (verdict,) = [row for row in result["verdicts"] if row["member"] == "mallory"]
         answers[name] = verdict["reason"] or result["suspects"].get("mallory", "")
