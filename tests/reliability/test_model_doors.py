@@ -93,8 +93,8 @@ def test_files_that_decoders_would_work_on_for_hours():
     assert more < 500
     record_door(
         "serve-decoders",
-        promise="No file keeps the server's decoders busy for longer than its pixels explain.",
-        tried=f"A stranger sends {len(HOSTILE)} kinds of files, 12 of each: a photograph of a thousand scans, millions "
+        promise="Small files on which decoders would work for hours, or that take gigabytes, are refused undecoded.",
+        tried=f"A stranger sends {len(HOSTILE)} kinds of files, 12 of each: a photograph of a thousand scans, 2 MB "
         "of empty chunks, comments, frames or pages, a tile of 1,074 megapixels, a volume of a gigabyte.",
         outcome=f"All answered with 413; a healthy request beside them after {slowest:.1f} s at most; the process, "
         f"which also holds the senders, grew by {more:.0f} MB.",
