@@ -78,6 +78,13 @@ def test_names_and_shapes_are_those_of_the_layout(network):
     assert offers(["kronecker"]) == {"kronecker", "gram"}
 
 
+def test_without_images_the_sizes_are_those_of_every_upload(network):
+    nothing = ClientData.of(Split(torch.empty(0, 1, 1, 1), torch.empty(0, dtype=torch.long)), CLASSES)
+    for name in MEASURED:
+        found = measure_evidence(network, nothing, IMAGE, (name,))
+        assert {key: tuple(tensor.shape) for key, tensor in found.items()} == layout(network, (name,))
+
+
 def test_moments_and_class_means_are_those_of_the_unit_features(network):
     data = some_data(300)  # several blocks
     evidence = measure_evidence(network, data, IMAGE, ("moments", "class_means"))

@@ -21,7 +21,7 @@ from oneflare.data.tables import Columns
 from oneflare.errors import ConfigError, DataError, RunError
 from oneflare.federation.charter import new_charter, read_charter, revised
 from oneflare.federation.intake import take_in
-from oneflare.federation.member import estimate, make_upload, member_data, work_folder
+from oneflare.federation.member import estimate, make_upload, member_data, upload_size, work_folder
 from oneflare.upload import read_manifest, read_upload
 from oneflare.upload.signing import generate, public_key_of
 
@@ -181,6 +181,15 @@ def test_the_same_again_has_nothing_to_do_other_data_are_refused(charter, images
     other = member_data(charter, tmp_path / "more").data
     with pytest.raises(RunError, match="another data"):
         make_upload(charter, other, out, member="north")
+
+
+@pytest.mark.parametrize("evidence", [["kronecker", "fisher"], ["moments", "raw_moments", "class_means"], None])
+def test_the_size_is_known_before_anybody_has_trained(evidence, images, tmp_path):
+    """None: the method fedov, which sends a prototype of the class unknown."""
+    switches = {"method": "fedov"} if evidence is None else {"upload": {"evidence": evidence}}
+    charter = tiny_charter(settings=TINY | switches)
+    path = make(charter, images, tmp_path / "east.safetensors", "east")
+    assert abs(path.stat().st_size - upload_size(charter)) < 1000
 
 
 def test_dry_run_tells_the_size_and_writes_nothing(charter, images, tmp_path, capsys, monkeypatch):

@@ -13,7 +13,8 @@ from record import record_door
 from hospitals import digits, make, rows_of, tiny_charter, typed, write_pngs
 from oneflare.federation.charter import FILE, Charter
 from oneflare.study.lies import LIES, Lie, claiming_more, rewritten
-from oneflare.upload import STATISTICS, read_upload, seal_upload
+from oneflare.upload import EVIDENCE, STATISTICS, read_upload, seal_upload
+from oneflare.upload.evidence import BACKGROUND, FISHER, GRADIENTS, HEAD
 
 pytestmark = pytest.mark.soak
 
@@ -140,28 +141,55 @@ def test_swapped_folders_and_inflated_counts_need_approval(tmp_path, capsys):
     )
 
 
+def louder(prefix: str) -> Lie:
+    def lie(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name.startswith(EVIDENCE + prefix) and not name.endswith(HEAD):
+                tensor.mul_(1e8)
+
+    return lie
+
+
+def faint(tensors: dict[str, torch.Tensor]) -> None:
+    """A background covariance of numbers that are too small to be factored."""
+    tensors[EVIDENCE + BACKGROUND].fill_(1e-42)
+
+
+EVIDENCE_LIES: dict[str, Lie] = {
+    "indefinite": LIES["indefinite_evidence"][1],
+    "faint": faint,
+    "loud inputs": LIES["loud_evidence"][1],
+    "loud gradients": louder(GRADIENTS),
+    "loud Fisher information": louder(FISHER),
+}
+
+
 def test_evidence_that_lies_is_refused_or_named(tmp_path, capsys):
     settings = {"encoder": {"name": "conv4", "width": 4}, "train": {"epochs": 2, "batch_size": 32}}
-    settings |= {"upload": {"evidence": ["kronecker"]}, "fusions": ["laplace", "regmean"]}
+    settings |= {"upload": {"evidence": ["kronecker", "fisher", "density"]}}
+    settings |= {"fusions": ["laplace", "regmean", "fisher", "density_ratio"]}
     charter = federation_of(tmp_path, settings)
-    before, _ = recalls(capsys, tmp_path, "--uploads", str(tmp_path / "inbox"))
+    fused = ("--uploads", str(tmp_path / "inbox"), "--no-compare")  # networks of two epochs know too little for it
+    before, _ = recalls(capsys, tmp_path, *fused)
     answers = {}
-    for name in ("indefinite_evidence", "loud_evidence"):
-        target = send_lie(
-            charter, tmp_path / "sent" / "mallory.safetensors", tmp_path / "mallory.safetensors", LIES[name][1]
-        )
-        after, _ = recalls(capsys, tmp_path, "--uploads", str(tmp_path / "inbox"), "--add", str(target))
+    for name, lie in EVIDENCE_LIES.items():
+        target = send_lie(charter, tmp_path / "sent" / "mallory.safetensors", tmp_path / "mallory.safetensors", lie)
+        after, _ = recalls(capsys, tmp_path, *fused, "--add", str(target))
         result = json.loads((tmp_path / "federation" / "result.json").read_text())
         (verdict,) = [row for row in result["verdicts"] if row["member"] == "mallory"]
         answers[name] = verdict["reason"] or result["suspects"].get("mallory", "")
         print(f"{name}: {verdict['status']}: {answers[name]}")
-        if name == "indefinite_evidence":
+        if not name.startswith("loud"):
+            assert verdict["status"] == "refused"
             assert after == before
-    assert "not positive semidefinite" in answers["indefinite_evidence"]
-    assert "times as large as usual" in answers["loud_evidence"]
+    assert "not positive semidefinite" in answers.pop("indefinite")
+    assert "cannot be calculated with" in answers.pop("faint")
+    assert all("times as large as usual" in answer for answer in answers.values()), answers
     record_door(
         "lying-evidence",
-        promise="no member's evidence ends everybody's fusion, and none outweighs everybody unseen",
-        tried="a member whose second moments are indefinite, or a million times too large, in laplace and regmean",
-        outcome="indefinite ones refused in words and everybody else fused; loud ones let in with the member named",
+        promise="no member's evidence ends everybody's fusion, and none outweighs everybody unseen by second moments",
+        tried="a member whose second moments are indefinite, too small to be factored, or 10^6 (inputs) or 10^8 "
+        "(gradients, Fisher information) times too large, in laplace, regmean, fisher and density_ratio",
+        outcome="indefinite and faint ones refused in words and everybody else fused; loud ones let in with the member "
+        "named",
     )

@@ -12,6 +12,7 @@ import pytest
 from record import record_door
 from test_decisions import chosen, knowing
 from test_decisions import test_thresholds_that_were_taken_away_or_put_back_are_missed as taken_or_put_back
+from test_effort import HOSTILE, saved
 from test_model_files import TAMPERED, attack_fields, copy_of, federation, picture, tamper
 from test_serving import ATTACKS, SMALL, exchange, form, head, noise, read_answer, running
 
@@ -71,6 +72,32 @@ def test_a_server_that_is_attacked():
         promise="Many large images at once do not take the server's memory.",
         tried=f"{REQUESTS} requests at once with two 24-megapixel images each ({len(body) / 1e6:.0f} MB).",
         outcome=f"Answers {found}; the process, which also holds the senders, grew by {more:.0f} MB.",
+    )
+
+
+@pytest.mark.soak
+def test_files_that_decoders_would_work_on_for_hours():
+    slowest, healthy = 0.0, saved("PNG")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with running(Limits()) as place:
+        for made, _ in HOSTILE.values():
+            hostile = form(*[made()] * 4)
+            with ThreadPoolExecutor(3) as pool:
+                answers = [pool.submit(exchange, place, hostile) for _ in range(3)]
+                started = time.monotonic()
+                assert exchange(place, head(len(healthy)) + healthy)[0] == 200
+                slowest = max(slowest, time.monotonic() - started)
+                assert [answer.result()[0] for answer in answers] == [413] * 3
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert slowest < 30
+    assert more < 500
+    record_door(
+        "serve-decoders",
+        promise="Small files on which decoders would work for hours, or that take gigabytes, are refused undecoded.",
+        tried=f"A stranger sends {len(HOSTILE)} kinds of files, 12 of each: a photograph of a thousand scans, 2 MB "
+        "of empty chunks, comments, frames or pages, a tile of 1,074 megapixels, a volume of a gigabyte.",
+        outcome=f"All answered with 413; a healthy request beside them after {slowest:.1f} s at most; the process, "
+        f"which also holds the senders, grew by {more:.0f} MB.",
     )
 
 

@@ -25,6 +25,7 @@ from oneflare.upload.evidence import (
     RAW_VARIANCE,
     UNKNOWN,
     VARIANCE,
+    layout,
     linear_maps,
     map_shape,
     offers,
@@ -42,9 +43,12 @@ MOST_GRADIENTS = 1 << 25
 def measure_evidence(
     network: PrototypeNetwork, data: ClientData, image: ImageSpec, names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """The tensors of `layout`, float32; the network is left in evaluation mode, without gradients."""
+    """The tensors of `layout`, float32, zero without any image; the network is left in evaluation mode, without
+    gradients."""
     offered = offers(names)
     network.eval()
+    if not len(data):
+        return {name: torch.zeros(shape) for name, shape in layout(network, names).items()}
     sums: dict[str, Tensor] = {}
     passes = _blocks(network, data, image) if offered - {"density", UNKNOWN} else ()
     for inputs, labels in passes:

@@ -162,13 +162,18 @@ def member_densities(
 
     spread_cap: how many times the median member's spread a member's may be, and the reverse; None for no bound.
     """
-    one = torch.ones(len(uploads), dtype=torch.float64)
-    factors = torch.stack((one, one) if spread_cap is None else spreads_of(uploads).bounded(spread_cap), dim=1).tolist()
+    plain = torch.ones(len(uploads), dtype=torch.float64)
+    factors = torch.stack(
+        (plain, plain) if spread_cap is None else spreads_of(uploads).bounded(spread_cap), dim=1
+    ).tolist()
     counts = uploads.counts
-    first = _one_member(uploads.uploads[0], counts[0], shrinkage, factors[0])
-    found = first.room(len(uploads))
+    found: MemberDensities | None = None
     for row, upload in enumerate(uploads):
-        found.put(row, _one_member(upload, counts[row], shrinkage, factors[row]) if row else first)
+        with upload.blamed():
+            one = _one_member(upload, counts[row], shrinkage, factors[row])
+        found = one.room(len(uploads)) if found is None else found
+        found.put(row, one)
+    assert found is not None
     return found
 
 

@@ -8,7 +8,7 @@ class c have the mean that the others' images of class k have, has mixed the two
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
 from oneflare.fusion.base import UploadSet
-from oneflare.upload.evidence import INPUTS
+from oneflare.upload.evidence import FISHER, GRADIENTS, INPUTS
 from oneflare.upload.statistics import G_B_N, Statistics
-from oneflare.upload.symmetric import unpack_symmetric
+from oneflare.upload.symmetric import packed_diagonal
 
 SKETCH = 32
 """dimensions in which class means are compared"""
@@ -39,6 +39,15 @@ digits of few writers each, the furthest was 0.61 of the way"""
 
 FAR_TOO_LARGE = 100.0
 """second moments of a layer's inputs may be so many times the median member's"""
+FAR_TOO_STEEP = 1e6
+"""squared gradients may be so many times the largest other member's. They differ far more than inputs: a member with
+images of one class hardly has any, and in honest federations of digits one had 200,000 times less than the median"""
+LOUD = {
+    INPUTS: ("gram", FAR_TOO_LARGE, "what enters its layers is"),
+    GRADIENTS: ("kronecker", FAR_TOO_STEEP, "the squared gradients of its layers are"),
+    FISHER: ("fisher", FAR_TOO_STEEP, "the Fisher information of its weights is"),
+}
+"""how names of evidence begin -> the evidence, how many times the others' it may be, and what it is called"""
 
 
 @dataclass(frozen=True)
@@ -150,21 +159,32 @@ def doubtful_sums(uploads: UploadSet, sketches: Sequence[Sketch] = ()) -> dict[i
 
 
 def loud_evidence(uploads: UploadSet) -> dict[int, str]:
-    """Client -> why its second moments of layers' inputs do not fit the others'.
+    """Client -> why its second moments, of layers' inputs or of gradients, do not fit the others'.
 
-    All networks began alike and see images of one kind, so the inputs of a layer are of similar size everywhere;
-    whoever claims far larger ones outweighs everybody in fusions by second moments.
+    All networks began alike and see images of one kind, so the inputs of a layer are of similar size everywhere, and
+    gradients differ by how far training came. Whoever claims far larger ones outweighs everybody in fusions by second
+    moments. A layer that means nothing to the others is not compared.
     """
-    if "gram" not in uploads.offered or len(uploads) < LEAST_HOLDERS:
-        return {}
-    sizes = []
-    for upload in uploads:
-        factors = upload.evidence(INPUTS)
-        sizes.append([float(unpack_symmetric(factor).trace()) for _, factor in sorted(factors.items())])
-    size = torch.tensor(sizes, dtype=torch.float64)
-    times = (size / size.median(0).values.clamp(min=1e-30)).amax(1)
-    return {
-        upload.client: f"what enters its layers is {float(times[row]):.2g} times as large as usual"
-        for row, upload in enumerate(uploads)
-        if float(times[row]) > FAR_TOO_LARGE
-    }
+    found: dict[int, str] = {}
+    for prefix, (kind, most, what) in LOUD.items():
+        if kind not in uploads.offered or len(uploads) < LEAST_HOLDERS:
+            continue
+        size = torch.tensor([_sizes(upload.evidence(prefix)) for upload in uploads], dtype=torch.float64)
+        usual = size.median(0).values if prefix == INPUTS else _largest_other(size)
+        times = torch.where(usual > 0, size / usual, 0.0).amax(1)
+        for upload, factor in zip(uploads, times.tolist(), strict=True):
+            if factor > most:
+                found.setdefault(upload.client, f"{what} {factor:.2g} times as large as usual")
+    return found
+
+
+def _largest_other(size: Tensor) -> Tensor:
+    """`(N, layers)`: of every member and layer, the largest value of another member"""
+    largest, second = size.topk(2, dim=0).values
+    return torch.where(size == largest, second, largest)
+
+
+def _sizes(evidence: Mapping[str, Tensor]) -> list[float]:
+    """Of every layer, in the order of their names: the sum of the diagonal of a matrix, or of all numbers."""
+    ordered = sorted(evidence.items())
+    return [float((t if name.startswith(FISHER) else packed_diagonal(t)).double().sum()) for name, t in ordered]

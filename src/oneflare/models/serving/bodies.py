@@ -9,9 +9,9 @@ from typing import Any
 
 from oneflare.data.images import KINDS, shape_of
 from oneflare.data.pixel_scale import Refusal, TooLarge
+from oneflare.models.serving.effort import BYTES_PER_PIXEL, MOST_PASSES, Effort, effort_of, most_pieces
 from oneflare.models.serving.limits import Limits, RequestError
 
-"""decoders that strangers may reach"""
 HOW = 'give {"images": ["base64", ...]}, the bytes of one image as the body, or a form as `curl -F image=@FILE` does'
 
 
@@ -28,11 +28,13 @@ def images_of(content_type: str, body: bytes, limits: Limits) -> list[bytes]:
         raise RequestError(400, f"there is no image in the request; {HOW}")
     if len(contents) > limits.images:
         raise RequestError(413, f"{len(contents)} images exceed the limit of {limits.images} per request")
-    _check_pixels(contents, limits)
+    _check_effort(contents, limits)
     return contents
 
 
 def _from_json(body: bytes) -> list[bytes]:
+    if body.count(b"[") + body.count(b"{") + body.count(b",") > most_pieces(len(body)):
+        raise RequestError(413, f"the JSON consists of more than {most_pieces(len(body)):,} pieces; {HOW}")
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -74,21 +76,39 @@ def _from_form(content_type: str, body: bytes, limits: Limits) -> list[bytes]:
     return contents
 
 
-def _check_pixels(contents: list[bytes], limits: Limits) -> None:
-    """Refuse what would take too much memory to decode, from the sizes that the images' headers state."""
-    from PIL import Image
-
-    pixels = 0
+def _check_effort(contents: list[bytes], limits: Limits) -> None:
+    """Refuse what would take too much memory or time to decode, from what the images' headers and structure state."""
+    most = most_pieces(sum(map(len, contents)))
+    pieces = pixels = passed = unpacked = 0
     for number, content in enumerate(contents, 1):
-        try:
-            width, height, _ = shape_of(content)
-        except (TooLarge, Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise RequestError(413, f"image number {number} exceeds {limits.pixels:,} pixels") from None
-        except Refusal as refusal:
-            raise RequestError(422, f"image number {number}: {refusal}") from None
-        except Exception:  # foreign bytes make decoders raise many kinds
-            raise RequestError(422, f"image number {number} is damaged or not an image ({KINDS})") from None
-        pixels += width * height
+        found, (width, height) = _measured(number, content, most, limits)
+        area = max(width * height, found.tile)
+        pieces, pixels = pieces + found.pieces, pixels + area
+        passed, unpacked = passed + found.passes * area, unpacked + found.unpacked
+        if pieces > most:
+            raise RequestError(413, f"image number {number}: more than {most:,} pieces of a file; save it anew")
         if pixels > limits.pixels:
             many = f"image number {number}: {width}x{height}" if number == 1 else f"the first {number} images"
             raise RequestError(413, f"{many}: {pixels:,} pixels exceed the limit of {limits.pixels:,} per request")
+        if passed > MOST_PASSES * limits.pixels:
+            raise RequestError(413, f"image number {number}: {found.passes:,} passes over its pixels; save it anew")
+        if unpacked > BYTES_PER_PIXEL * limits.pixels:
+            raise RequestError(413, f"image number {number} unpacks to {found.unpacked:,} bytes; send one slice of it")
+
+
+def _measured(number: int, content: bytes, most: int, limits: Limits) -> tuple[Effort, tuple[int, int]]:
+    """What decoding one image takes, and its width and height; pieces are counted before anything else is read."""
+    from PIL import Image
+
+    try:
+        found = effort_of(content, most)
+        if found.pieces > most:
+            return found, (0, 0)
+        width, height, _ = shape_of(content)
+        return found, (width, height)
+    except (TooLarge, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise RequestError(413, f"image number {number} exceeds {limits.pixels:,} pixels") from None
+    except Refusal as refusal:
+        raise RequestError(422, f"image number {number}: {refusal}") from None
+    except Exception:  # foreign bytes make decoders raise many kinds
+        raise RequestError(422, f"image number {number} is damaged or not an image ({KINDS})") from None
