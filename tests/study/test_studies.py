@@ -375,6 +375,28 @@ def test_a_headline_without_table_1_shows_servers_over_the_same_uploads(tmp_path
     assert MEASURED_AGAIN in text
 
 
+def test_a_headline_takes_what_servers_over_the_same_uploads_lack_from_kept_cells(tmp_path):
+    (tmp_path / "density").mkdir()
+    (tmp_path / "density" / "svhn_16.json").write_text('{"runs": []}')
+    (tmp_path / "cells").mkdir()
+    figures = {"flare_analytic": {"accuracy": 0.875}, "density_ratio": {"accuracy": 0.75}}
+    cells = {
+        "s0": {},
+        "s1": {"data": {"train_size": 2000, "image_size": 16}},
+        "s2": {"partition": {"clients": 10, "label_noise": None}},
+        "s3": {"partition": {"clients": 5, "label_noise": 0.4}},
+        "s4": {"backbone": {"name": "efficientnet_lite0"}},
+    }
+    for seed, (name, changed) in enumerate(cells.items()):
+        plain = {"data": {"train_size": 10000, "image_size": 16}, "partition": {"clients": 5, "label_noise": None}}
+        experiment = {"seed": seed, "backbone": None, **plain, **changed}
+        path = tmp_path / "cells" / f"flare_analytic-svhn-a0.05-{name}-0123456789.json"
+        path.write_text(json.dumps({"experiment": experiment, "result": {"fusions": figures}}))
+    text = headline(tmp_path)
+    assert "| FLARE with statistics | flare_analytic | 87.5 |" in text
+    assert "| FLARE | density_ratio | 75.0 |" in text  # the networks are the same
+
+
 def test_the_headline_takes_the_largest_scale(tiny, tmp_path, monkeypatch):
     folder, plan = tiny
     monkeypatch.setattr(headline_of_readme, "find_declaration", lambda _: plan.declaration)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from oneflare.core.files import read_json, write_text
 from oneflare.errors import ConfigError
+from oneflare.study.cells import CELLS
 from oneflare.study.declare import declared, find_declaration
 from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
 from oneflare.study.records import StudyResult
@@ -28,48 +29,79 @@ MEASURED_AGAIN = (
 
 
 SAME_UPLOADS = {
-    "CIFAR-10, alpha 0.05": "cifar10_16",
-    "CIFAR-10, alpha 0.5": "cifar10_16_a5",
-    "SVHN, alpha 0.05": "svhn_16",
-    "SVHN, alpha 0.5": "svhn_16_a5",
+    "CIFAR-10, alpha 0.05": ("cifar10_16", "cifar10", 0.05),
+    "CIFAR-10, alpha 0.5": ("cifar10_16_a5", "cifar10", 0.5),
+    "SVHN, alpha 0.05": ("svhn_16", "svhn", 0.05),
+    "SVHN, alpha 0.5": ("svhn_16_a5", "svhn", 0.5),
 }
-"""files of `python -m benchmarks.density` by what was run; shown until the study of table 1 has results"""
+"""files of `python -m benchmarks.density`, data and alpha by what was run; shown until table 1 has results"""
 CHOICES = {
     ("FedAvg", "fedavg"): ("average", "ensemble"),
     ("FAFI", "fafi"): ("feature_mean", "density_ratio"),
     ("FLARE", "flare"): ("density_ratio",),
+    ("analytic", "analytic"): ("analytic",),
+    ("FLARE with statistics", "flare_analytic"): ("flare_analytic",),
 }
 """methods and the servers under which a user would choose between them"""
+SAME_NETWORKS = {"flare": "flare_analytic"}
+"""methods whose networks are in the uploads of another one as well"""
+COMMON = {"train_size": 10000, "image_size": 16}
+"""images of those runs; kept cells with others are not shown beside them"""
 
 
 def same_uploads(results: Path) -> str | None:
     """The table of servers over the same uploads; None where it was not measured."""
-    paths = {place: results / "density" / f"{name}.json" for place, name in SAME_UPLOADS.items()}
-    found = {place: read_json(path)["runs"] for place, path in paths.items() if path.exists()}
-    if not found:
+    if not any((results / "density" / f"{name}.json").exists() for name, _, _ in SAME_UPLOADS.values()):
         return None
-    rows = []
-    for (label, method), fusions in CHOICES.items():
-        for fusion in fusions:
-            by_place = [
-                Spread(
-                    tuple(
-                        run["accuracy"][fusion] for run in runs if run["method"] == method and fusion in run["accuracy"]
-                    )
-                )
-                for runs in found.values()
-            ]
-            rows.append([label, fusion, *(_mean_and_deviation(spread) for spread in by_place)])
+    choices = [(label, method, fusion) for (label, method), fusions in CHOICES.items() for fusion in fusions]
+    found = {
+        place: [Spread(_accuracies(results, place, method, fusion)) for _, method, fusion in choices]
+        for place in SAME_UPLOADS
+    }
+    found = {place: column for place, column in found.items() if any(spread.values for spread in column)}
+    seeds = {len(spread.values) for column in found.values() for spread in column if spread.values}
+    rows = [
+        [label, fusion, *(_mean_and_deviation(column[number]) for column in found.values())]
+        for number, (label, _, fusion) in enumerate(choices)
+    ]
     lines = [
         "Test accuracy in per cent after one upload per client, 5 clients: 10,000 real images at 16 x 16, ResNet-8 of "
-        "width 16, 25 epochs; mean ± deviation over five seeds, three for FedAvg. Every server reads the same uploads "
-        "([all servers, and the commands](results/density)).",
+        f"width 16, 25 epochs; mean ± deviation over {min(seeds)} to {max(seeds)} seeds. All servers of a method read "
+        "the same uploads ([all servers, and the commands](results/density)); `analytic` trains nothing.",
         "",
         *table(["method", "server", *found], rows, words=2),
         "",
-        MEASURED_AGAIN,
+        " ".join(filter(None, (_claims_so_far(results), MEASURED_AGAIN))),
     ]
     return "\n".join(lines)
+
+
+def _claims_so_far(results: Path) -> str | None:
+    claims = judged_claims(results)
+    shown = "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
+    found = f"Of {shown} put to the test so far: {tally(claims)} ([each with its figures](results/{CLAIMS}))."
+    return found if claims else None
+
+
+def _accuracies(results: Path, place: str, method: str, fusion: str) -> tuple[float, ...]:
+    """By seed, of the table of servers; where it lacks the method, of the kept cells of studies."""
+    name, data, alpha = SAME_UPLOADS[place]
+    path = results / "density" / f"{name}.json"
+    runs = read_json(path)["runs"] if path.exists() else []
+    found = tuple(run["accuracy"][fusion] for run in runs if run["method"] == method and fusion in run["accuracy"])
+    return found or _kept_accuracies(results, SAME_NETWORKS.get(method, method), (data, alpha), fusion)
+
+
+def _kept_accuracies(results: Path, method: str, place: tuple[str, float], fusion: str) -> tuple[float, ...]:
+    data, alpha = place
+    found: dict[int, float] = {}
+    for path in sorted((results / CELLS).glob(f"{method}-{data}-a{alpha:g}-s*.json")):
+        cell = read_json(path)
+        settings, split, fusions = cell["experiment"], cell["experiment"]["partition"], cell["result"]["fusions"]
+        plain = settings["backbone"] is None and split["label_noise"] is None and split["clients"] == 5
+        if plain and COMMON.items() <= settings["data"].items() and fusion in fusions:
+            found[settings["seed"]] = fusions[fusion]["accuracy"]
+    return tuple(found[seed] for seed in sorted(found))
 
 
 def _mean_and_deviation(spread: Spread) -> str:
