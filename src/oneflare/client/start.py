@@ -83,8 +83,10 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, classes: int, *, m
     parts = DEFAULT_PARTS if upload.statistics is None else upload.statistics
     components = COMPONENTS if upload.statistics_components is None else upload.statistics_components
     if upload.limit is not None:
-        room, dtype = statistics_room(upload.limit, classes), upload.statistics_dtype
-        spec = fitted(spec, image.channels, image.size, lambda dim: statistics_bytes(dim, classes, dtype) <= room)
+        room, dtype, blocks = statistics_room(upload.limit, classes), upload.statistics_dtype, spec.get("blocks")
+        spec = fitted(
+            spec, image.channels, image.size, lambda dim: statistics_bytes(dim, classes, dtype, blocks) <= room
+        )
     return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
 
 

@@ -62,6 +62,8 @@ def feature_range(features: FeatureMap) -> tuple[Tensor, Tensor]:
 
 
 FEATURE_MAPS: Registry[FeatureMap | None] = Registry("feature map")
+LATER = frozenset({"blocks"})
+"""options of maps that manifests name only where they are given"""
 
 
 def build_feature_map(spec: Mapping[str, Any], channels: int, size: int, bound: float | None = None) -> FeatureMap:
@@ -82,6 +84,7 @@ class Bounded:
         self.features = features
         self.bound = bound
         self.dim, self.parameters = features.dim, features.parameters
+        self.blocks: tuple[int, ...] = getattr(features, "blocks", (features.dim,))
 
     def __call__(self, images: Tensor) -> Tensor:
         return self.shorten(self.features(images))
@@ -101,8 +104,12 @@ class Bounded:
 
 
 def feature_map_spec(spec: Mapping[str, Any], flip: bool) -> dict[str, Any]:
-    """The spec with `mirror` decided, also of a map below: mirrored images count where they keep their label."""
+    """The spec with `mirror` decided, also of a map below: mirrored images count where they keep their label.
+
+    Options of `LATER` that are absent are left out, so that uploads from before there were any are still read.
+    """
     complete = FEATURE_MAPS.complete(spec, "analytic")
+    complete = {name: value for name, value in complete.items() if name not in LATER or value is not None}
     if "mirror" in complete and complete["mirror"] is None:
         complete["mirror"] = flip
     if "of" in complete:

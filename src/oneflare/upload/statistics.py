@@ -9,7 +9,8 @@ split; a client joins by adding its statistics and leaves by subtracting them.
 
 b_c and n_c are always sent. What else is, the members agree on (`Plan.parts`): `covariance`, which is G;
 `class_covariances` (`oneflare.upload.class_statistics`), from which G follows; `mixtures`
-(`oneflare.upload.mixtures`), which do not add up and are kept side by side.
+(`oneflare.upload.mixtures`), which do not add up and are kept side by side. Where features are in blocks, of G only
+the products within each block are sent (`oneflare.upload.blocks`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from torch import Tensor
 from oneflare.core.privacy import Privacy
 from oneflare.errors import ConfigError
 from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
+from oneflare.nn.blocks import block_sizes
+from oneflare.upload.blocks import checked_blocks
 from oneflare.upload.coding import FINENESS
 from oneflare.upload.symmetric import (
     ROUNDING,
@@ -103,8 +106,9 @@ class Plan:
         components: int = COMPONENTS,
     ) -> Plan:
         features = build_feature_map(feature_map, channels, size, None if privacy is None else privacy.clip)
+        sizes = checked_blocks(features, plain=privacy is None and set(parts) <= {COVARIANCE})
         if COVARIANCE in parts:
-            numbers = triangle_size(features.dim)
+            numbers = sum(map(triangle_size, sizes))
             check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
         if dtype in FINENESS and size == 1:
             raise ConfigError(
@@ -121,6 +125,11 @@ class Plan:
     def coded(self) -> bool:
         """Whether sums of products are sent in code."""
         return self.dtype in FINENESS and COVARIANCE in self.parts
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The sizes of the blocks of features within which products are summed."""
+        return block_sizes(self.dim, self.feature_map.get("blocks"))
 
     @property
     def bound(self) -> float | None:
