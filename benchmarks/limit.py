@@ -60,7 +60,7 @@ def cells() -> dict[str, list[str]]:
     in_blocks += [("cifar10", "3MB", 0.05, seed) for seed in (1, 2)]
     for data, limit, alpha, seed in in_blocks:
         words = _words(data, limit, "coarse", alpha, seed)
-        words += [f"analytic.blocks={BLOCKS}", "analytic.kept=10"]
+        words += [f"analytic.blocks={BLOCKS}", "analytic.kept=10", "workers=1"]
         found[f"{data}-{limit} in {BLOCKS} blocks-coarse-a{alpha}-s{seed}"] = words
     wanted = [(data, "45MB", "coarse", 0.05, 0) for data in DATA]
     wanted += [(data, limit, "coarse", 0.05, 0) for limit in ("3MB", "20MB", "10MB") for data in DATA]
