@@ -6,6 +6,7 @@ Simulations, charters and Flower all come here, so a client trains and sends the
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from oneflare.core.config import Experiment
 from oneflare.core.privacy import Privacy
@@ -87,7 +88,8 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, classes: int, *, m
         spec = fitted(
             spec, image.channels, image.size, lambda dim: statistics_bytes(dim, classes, dtype, blocks) <= room
         )
-    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
+    plan = Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
+    return replace(plan, factors=bool(upload.factors))
 
 
 def fixed_point(experiment: Experiment, plan: Plan | None, image: ImageSpec) -> FixedPoint | None:

@@ -19,6 +19,7 @@ from oneflare.upload.blocks import apart, joined
 from oneflare.upload.class_statistics import pack_classes
 from oneflare.upload.coding import coded, coder_of
 from oneflare.upload.contract import scatter_room
+from oneflare.upload.factors import pack_factor, pays
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, to_vector
 from oneflare.upload.mixtures import pack_mixtures
 from oneflare.upload.statistics import (
@@ -87,9 +88,15 @@ def exact_statistics(
 ) -> dict[str, Tensor]:
     """The packed statistics that the plan names, without noise.
 
-    Class covariances and mixtures are measured around means and in several passes, so all features of the client are
-    in memory for them; the rest is streamed.
+    Class covariances, mixtures and the factor of few images are measured around means and in several passes, so all
+    features of the client are in memory for them; the rest is streamed.
     """
+    if plan.factors and pays(len(data), plan.blocks):
+        phi = torch.cat([features(block) for block in data.images.split(BLOCK)])
+        if not bool(torch.isfinite(phi).all()):
+            raise TrainingError(NOT_FINITE)
+        watch(len(data))
+        return joined([pack_factor(part, data.labels, classes) for part in phi.split(list(plan.blocks), 1)])
     if not {CLASS_COVARIANCES, MIXTURES} & set(plan.parts):
         if COVARIANCE in plan.parts:
             products = torch.float32 if plan.coded else torch.float64

@@ -237,6 +237,11 @@ class UploadConfig(Section):
     counts: Literal["exact", "noised", "withheld"] = "exact"
     counts_epsilon: float = Field(1.0, ge=1e-6, description="privacy budget of noised counts")
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    factors: bool | None = Field(
+        None,
+        description="whether a client with at most half as many images as features sends a factor of its sums of "
+        "products, which is shorter and says the same; default: no",
+    )
     limit: Bytes | None = Field(
         None,
         gt=0,

@@ -307,6 +307,16 @@ def _check_statistics(experiment: Experiment) -> None:
         raise ConfigError(
             f"upload.statistics_dtype={upload.statistics_dtype}: covariances of classes are sent in float32 or int16"
         )
+    if upload.factors and (
+        upload.statistics_dtype in ("int16", "int12")
+        or upload.masked is not None
+        or upload.statistics_epsilon is not None
+        or upload.statistics not in (None, DEFAULT_PARTS)
+    ):
+        raise ConfigError(
+            "upload.factors: is for sums of products in float32, fine or coarse, without masks, noise or covariances "
+            "of classes; leave it out"
+        )
     if upload.masked is not None and upload.statistics not in (None, DEFAULT_PARTS):
         raise ConfigError("upload.masked: masked sums are G, b and n; leave upload.statistics out, or set covariance")
     if upload.statistics_epsilon is None:

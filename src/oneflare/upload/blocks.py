@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor, cat
 
 from oneflare.errors import ConfigError
 from oneflare.nn import FeatureMap
 from oneflare.nn.blocks import blocks_of
-
-if TYPE_CHECKING:
-    from oneflare.upload.statistics import FeatureLimits
+from oneflare.upload.limits import FeatureLimits
 
 SCATTER, SUMS, COUNTS, SCALE = "scatter", "sums", "counts", "#scale"
 OWN = (SCATTER, SCATTER + SCALE)

@@ -37,9 +37,10 @@ from oneflare.upload.contract import (
     plan_of,
     present,
 )
+from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.masking.fixed_point import FIXED, from_vector
 from oneflare.upload.mixtures import MEANS, VARIANCES, mixture_complaint
-from oneflare.upload.statistics import SCATTER, FeatureLimits, complaint, limits_of, pack
+from oneflare.upload.statistics import SCATTER, complaint, limits_of, pack
 from oneflare.upload.tensors import STORED, open_upload
 
 SAMPLES_LIMIT = 10**9

@@ -166,9 +166,9 @@ def _products_layout(dim: int, dtype: str) -> dict[str, tuple[tuple[int, ...], b
 
 
 def at_most(contract: Contract) -> frozenset[str]:
-    """Names of tensors whose expected shape is the largest that they may have: the code of sums is of any length."""
+    """Names of tensors whose expected shape is the largest that they may have: code and factors are of any length."""
     plan = contract.statistics
-    if plan is None or plan.dtype not in BITS:
+    if plan is None or not (plan.dtype in BITS or plan.factors):
         return frozenset()
     if len(plan.blocks) == 1:
         return frozenset({STATISTICS + SCATTER})

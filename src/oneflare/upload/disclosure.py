@@ -314,7 +314,9 @@ def _statistics(manifest: Mapping[str, Any], size: int) -> Field:
         rounded = "" if plan.get("dtype", "float32") == "float32" else f", these rounded ({_text(plan, 'dtype')})"
         blocks = _blocks(plan)
         within = "" if blocks is None else f" within each of {blocks} blocks of them"
-        what = [f"sums of {plan.get('dim')} fixed features and of their products{within}{rounded}, over your images"]
+        short = " (where images are few, a factor of those sums)" if plan.get("factors") is True else ""
+        sums = f"sums of {plan.get('dim')} fixed features and of their products{within}{rounded}"
+        what = [f"{sums}, over your images{short}"]
     if CLASS_COVARIANCES in parts:
         what.append("sums of their products for each class")
     if MIXTURES in parts:

@@ -27,10 +27,12 @@ from torch import Tensor
 
 from oneflare.core.privacy import Privacy
 from oneflare.errors import ConfigError
-from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
+from oneflare.nn import build_feature_map, check_size
 from oneflare.nn.blocks import block_sizes
 from oneflare.upload.blocks import checked_blocks
 from oneflare.upload.coding import FINENESS
+from oneflare.upload.factors import factor_complaint, scatter_of
+from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.symmetric import (
     ROUNDING,
     SLACK,
@@ -93,6 +95,8 @@ class Plan:
     parts: tuple[str, ...] = DEFAULT_PARTS
     components: int = COMPONENTS
     """K of the mixtures"""
+    factors: bool = False
+    """whether a client with few images sends a factor of its products"""
 
     @classmethod
     def of(
@@ -143,6 +147,8 @@ class Plan:
             del content["components"]
         if self.parts == DEFAULT_PARTS:
             del content["parts"]
+        if not self.factors:
+            del content["factors"]
         return content
 
 
@@ -244,7 +250,7 @@ def _steps(packed: Mapping[str, Tensor]) -> int:
 def _scatter(packed: Mapping[str, Tensor]) -> Tensor:
     values = packed[SCATTER]
     if SCALE not in packed:
-        return unpack_symmetric(values)
+        return scatter_of(packed)
     steps, scale = _steps(packed), packed[SCALE].double()
     whole = values if steps == INT16_STEPS else from_twelve_bits(values, triangle_size(len(scale)))
     return unpack_symmetric(whole).mul_(scale[:, None]).mul_(scale / steps)
@@ -256,29 +262,6 @@ NOISE_TAIL = 8.0
 """standard deviations that no honest noise exceeds: once in 10^15 numbers"""
 MOST_IMAGES = 10**9
 """of a class at one member"""
-
-
-@dataclass(frozen=True)
-class FeatureLimits:
-    """What a feature map gives for any image whatever."""
-
-    low: Tensor
-    """`(D,)` float64: the least value of each feature"""
-    high: Tensor
-    """`(D,)` float64: the largest"""
-
-    @classmethod
-    def of(cls, features: FeatureMap) -> FeatureLimits:
-        return cls(*feature_range(features))
-
-    @property
-    def size(self) -> float:
-        """The largest absolute value of any feature."""
-        return float(torch.maximum(self.low.abs(), self.high.abs()).max())
-
-    def rounded(self, clip: float, step: float) -> FeatureLimits:
-        """The limits of features that are cut at `clip` and rounded to multiples of `step`."""
-        return FeatureLimits(self.low.clamp(-clip, clip) - step, self.high.clamp(-clip, clip) + step)
 
 
 @lru_cache(maxsize=8)
@@ -330,6 +313,8 @@ def _sums_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str 
 
 def _scatter_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str | None:
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
+    if SCALE not in packed and factor_complaint(packed) is not None:
+        return factor_complaint(packed)
     scatter = _scatter(packed)
     impossible = products_complaint(scatter)
     if impossible is not None:
