@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
-from oneflare.nn.feature_maps import FeatureMap
+from oneflare.nn.feature_maps import Bounded, FeatureMap
 
 
 def block_sizes(dim: int, blocks: int | None) -> tuple[int, ...]:
@@ -31,5 +31,6 @@ def block_order(dim: int, blocks: int) -> Tensor:
 
 def blocks_of(features: FeatureMap) -> tuple[int, ...]:
     """The sizes of the blocks in which a map gives its features; a map that does not say so has one."""
-    stated: tuple[int, ...] = getattr(features, "blocks", (features.dim,))
+    inner = features.features if isinstance(features, Bounded) else features
+    stated: tuple[int, ...] = getattr(inner, "blocks", (inner.dim,))
     return stated

@@ -62,8 +62,6 @@ def feature_range(features: FeatureMap) -> tuple[Tensor, Tensor]:
 
 
 FEATURE_MAPS: Registry[FeatureMap | None] = Registry("feature map")
-LATER = frozenset({"blocks"})
-"""options of maps that manifests name only where they are given"""
 
 
 def build_feature_map(spec: Mapping[str, Any], channels: int, size: int, bound: float | None = None) -> FeatureMap:
@@ -84,7 +82,6 @@ class Bounded:
         self.features = features
         self.bound = bound
         self.dim, self.parameters = features.dim, features.parameters
-        self.blocks: tuple[int, ...] = getattr(features, "blocks", (features.dim,))
 
     def __call__(self, images: Tensor) -> Tensor:
         return self.shorten(self.features(images))
@@ -101,20 +98,6 @@ class Bounded:
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.features.fingerprint()}/{self.bound}".encode()).hexdigest()
-
-
-def feature_map_spec(spec: Mapping[str, Any], flip: bool) -> dict[str, Any]:
-    """The spec with `mirror` decided, also of a map below: mirrored images count where they keep their label.
-
-    Options of `LATER` that are absent are left out, so that uploads from before there were any are still read.
-    """
-    complete = FEATURE_MAPS.complete(spec, "analytic")
-    complete = {name: value for name, value in complete.items() if name not in LATER or value is not None}
-    if "mirror" in complete and complete["mirror"] is None:
-        complete["mirror"] = flip
-    if "of" in complete:
-        complete["of"] = feature_map_spec(complete["of"], flip)
-    return complete
 
 
 @FEATURE_MAPS.register("none")
