@@ -13,6 +13,7 @@ from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.analytic.solver import Factored, Spectrum, committee, solve
 from oneflare.methods.resolve import resolve
+from oneflare.models.analytic import AnalyticModel
 from oneflare.models.onnx import export_onnx
 from oneflare.nn import build_feature_map, feature_map_spec
 from oneflare.nn.blocks import block_order, block_sizes
@@ -253,3 +254,11 @@ def test_plans_that_blocks_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"analytic\.blocks"):
         Plan.of(SPEC, 1, SIZE, parts=("class_covariances",))
     assert Plan.of(SPEC, 1, SIZE, parts=()).blocks == SIZES
+
+
+def test_models_of_maps_with_many_features_are_read_again(tmp_path):
+    task = fuse(uploads_of(tmp_path)).task
+    large = SPEC | {"features": 12_500}
+    dim = build_feature_map(large, 1, SIZE).dim
+    AnalyticModel(task, large, None, torch.zeros(dim, 10), torch.zeros(10)).save(tmp_path / "model.safetensors")
+    assert load_model(tmp_path / "model.safetensors").spec["features"] == 12_500
