@@ -137,7 +137,7 @@ def test_the_ridge_of_a_committee_is_one_kth_unless_noise_forbids_it(kind):
     made = kind(own)
     assert made.shared_ridge(0.4, 0.0, 1) == 0.4
     assert made.shared_ridge(0.4, 0.0, 4) == pytest.approx(0.1)
-    assert made.shared_ridge(0.4, 0.2, 4) == pytest.approx(0.2)
+    assert made.shared_ridge(0.4, 0.8, 4) == pytest.approx(0.2)
     noised = Statistics(own.gram - 0.06 * own.samples * torch.diag(made.inverse.clamp(min=1e-9) ** -2), *rest_of(own))
     limited = kind(noised)
     found = limited.shared_ridge(1.0, 0.0, 64)

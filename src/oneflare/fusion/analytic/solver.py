@@ -102,11 +102,12 @@ class Correlations:
         """r / K for the mean of K such classifiers, or the smallest strength above it that noise in K allows.
 
         The best ridge of one classifier weighs its variance against its bias. The mean of K classifiers of different
-        features has the same bias and, as far as their errors are unrelated, one K-th of the variance.
+        features has the same bias and, as far as their errors are unrelated, one K-th of the variance. What rounding
+        adds is unrelated as well, so that `least` is divided too; K + r/2 must be positive semidefinite in any case.
         """
         if blocks == 1:
             return ridge
-        weaker = max(ridge / blocks, least)
+        weaker = max(ridge, least) / blocks
         while weaker < ridge and not self.above_noise(weaker):
             weaker *= RIDGES[1] / RIDGES[0]
         return min(weaker, ridge)
