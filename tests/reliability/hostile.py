@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from oneflare.client.statistics import measure, measure_on_lattice, privatise
+from oneflare.client.statistics import exact_statistics, measure_on_lattice, privatise
 from oneflare.core.files import digest_of, tensor_digest
 from oneflare.core.noise import SeededWords
 from oneflare.core.privacy import Privacy
 from oneflare.core.seeds import numpy_generator
-from oneflare.data import ImageSpec
+from oneflare.data import ClientData, ImageSpec
 from oneflare.nn import initial_network
 from oneflare.upload import ENCODER, MANIFEST, Agreement, Contents, Contract, SentForm, read_upload, write_upload
 from oneflare.upload.statistics import Plan, pack
@@ -66,6 +66,8 @@ def honest_uploads(folder: Path) -> list[Honest]:
     plain = Plan.of(spec, 1, 8)
     short = Plan.of(spec, 1, 8, "int16")
     private = Plan.of(spec, 1, 8, "float32", Privacy(1.0, 1e-5, 1.0))
+    blocks = feature_map_spec({"name": "paired", "features": 40, "blocks": 3}, False)
+    in_blocks = Plan.of(blocks, 1, 8, "int16")
     withheld = SentForm(counts="withheld")
     kinds: list[tuple[dict[str, Any], dict[str, Any], SentForm]] = [
         ({}, {}, SentForm()),
@@ -76,6 +78,7 @@ def honest_uploads(folder: Path) -> list[Honest]:
         ({"statistics": plain}, {"trust": 1.5}, SentForm()),
         ({"statistics": short, "deep": False}, {"epoch": 0}, SentForm()),
         ({"statistics": private, "deep": False}, {"epoch": 0}, withheld),
+        ({"statistics": in_blocks, "deep": False}, {"epoch": 0}, SentForm()),
     ]
     return [_honest(folder, network, *kind) for kind in kinds]
 
@@ -103,11 +106,11 @@ def _honest(folder: Path, network: Any, terms: dict[str, Any], options: dict[str
         images = torch.randint(0, 256, (9, 1, 8, 8), generator=generator, dtype=torch.uint8)
         features = build_feature_map(plan.feature_map, 1, 8, plan.bound)
         if plan.privacy is None:
-            statistics = measure(features, images, labels, 4)
+            packed = exact_statistics(plan, features, ClientData(images, labels, counts), 4)
         else:
             exact = measure_on_lattice(features, images, labels, 4, plan.privacy)
-            statistics = privatise(exact, plan.privacy, SeededWords(0))
-        options = options | {"statistics": pack(statistics, plan.dtype)}
+            packed = pack(privatise(exact, plan.privacy, SeededWords(0)), plan.dtype)
+        options = options | {"statistics": packed}
     path = folder / "honest.safetensors"
     contents = Contents(**{"client": 2, "counts": counts, "epoch": 7} | options)
     write_upload(path, network if contract.deep else None, contract, contents, form)

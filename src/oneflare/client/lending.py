@@ -17,7 +17,7 @@ from oneflare.client.job import ClientJob
 from oneflare.client.sending import Attachments, send
 from oneflare.client.start import shared_start
 from oneflare.client.statistics import client_statistics
-from oneflare.core.config import Experiment
+from oneflare.core.config import Experiment, UploadConfig
 from oneflare.core.files import write_json, write_text
 from oneflare.data import ClientData
 from oneflare.nn import PrototypeNetwork
@@ -26,12 +26,19 @@ from oneflare.nn.network import filled
 from oneflare.upload import Contract, read_upload
 
 
+def networks_digest(experiment: Experiment) -> str:
+    """Identifies what the trained networks depend on: not what is sent or shown beside them."""
+    train = experiment.train.model_copy(update={"snapshots": 0})
+    beside = {"method": "", "analytic": {"name": "none"}, "upload": UploadConfig(), "train": train}
+    return experiment.model_copy(update=beside).training_digest()
+
+
 def can_lend(lender: Experiment, borrower: Experiment) -> bool:
     """Whether the uploads and snapshots of one experiment hold every network, bit for bit, that the other trains."""
     if lender.upload.dtype != "float32" or lender.objective.open_set or lender.train.holdout:
         return False
     theirs, ours = (set(snapshot_epochs(one.epochs, one.train.snapshots)) for one in (lender, borrower))
-    return borrower.trains and lender.networks_digest() == borrower.networks_digest() and ours <= theirs
+    return borrower.trains and networks_digest(lender) == networks_digest(borrower) and ours <= theirs
 
 
 def borrow(job: ClientJob, data: ClientData, lender: ClientFiles, contract: Contract) -> ClientSummary | None:

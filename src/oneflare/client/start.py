@@ -6,6 +6,7 @@ Simulations, charters and Flower all come here, so a client trains and sends the
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from oneflare.core.config import Experiment
 from oneflare.core.privacy import Privacy
@@ -83,9 +84,12 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, classes: int, *, m
     parts = DEFAULT_PARTS if upload.statistics is None else upload.statistics
     components = COMPONENTS if upload.statistics_components is None else upload.statistics_components
     if upload.limit is not None:
-        room, dtype = statistics_room(upload.limit, classes), upload.statistics_dtype
-        spec = fitted(spec, image.channels, image.size, lambda dim: statistics_bytes(dim, classes, dtype) <= room)
-    return Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
+        room, dtype, blocks = statistics_room(upload.limit, classes), upload.statistics_dtype, spec.get("blocks")
+        spec = fitted(
+            spec, image.channels, image.size, lambda dim: statistics_bytes(dim, classes, dtype, blocks) <= room
+        )
+    plan = Plan.of(spec, image.channels, image.size, upload.statistics_dtype, privacy, parts, components)
+    return replace(plan, factors=bool(upload.factors))
 
 
 def fixed_point(experiment: Experiment, plan: Plan | None, image: ImageSpec) -> FixedPoint | None:

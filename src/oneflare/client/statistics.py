@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +15,11 @@ from oneflare.core.privacy import FINEST, Privacy
 from oneflare.data import ClientData
 from oneflare.errors import TrainingError
 from oneflare.nn import FeatureMap, build_feature_map
+from oneflare.upload.blocks import apart, joined
 from oneflare.upload.class_statistics import pack_classes
 from oneflare.upload.coding import coded, coder_of
 from oneflare.upload.contract import scatter_room
+from oneflare.upload.factors import pack_factor, pays
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, to_vector
 from oneflare.upload.mixtures import pack_mixtures
 from oneflare.upload.statistics import (
@@ -71,11 +73,14 @@ def client_statistics(job: ClientJob, data: ClientData, watch: Watch = unwatched
 
 
 def _in_code(job: ClientJob, packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The packed statistics in the agreed code, within the agreed size."""
+    """The packed statistics in the agreed code, within the agreed size, of which every block has its share."""
     plan, image, limit = job.contract.statistics, job.contract.image, job.experiment.upload.limit
     assert plan is not None
-    room = None if limit is None else scatter_room(limit, plan.dim, len(job.contract.classes))
-    return coded(packed, coder_of(plan.feature_map, image.channels, image.size), plan.dtype, room)
+    sizes = plan.blocks
+    room = None if limit is None else scatter_room(limit, plan.dim, len(job.contract.classes)) // len(sizes)
+    coders = coder_of(plan.feature_map, image.channels, image.size).apart(sizes)
+    parts = zip(apart(packed, sizes), coders, strict=True)
+    return joined([coded(part, coder, plan.dtype, room) for part, coder in parts])
 
 
 def exact_statistics(
@@ -83,13 +88,20 @@ def exact_statistics(
 ) -> dict[str, Tensor]:
     """The packed statistics that the plan names, without noise.
 
-    Class covariances and mixtures are measured around means and in several passes, so all features of the client are
-    in memory for them; the rest is streamed.
+    Class covariances, mixtures and the factor of few images are measured around means and in several passes, so all
+    features of the client are in memory for them; the rest is streamed.
     """
+    if plan.factors and pays(len(data), plan.blocks):
+        phi = torch.cat([features(block) for block in data.images.split(BLOCK)])
+        if not bool(torch.isfinite(phi).all()):
+            raise TrainingError(NOT_FINITE)
+        watch(len(data))
+        return joined([pack_factor(part, data.labels, classes) for part in phi.split(list(plan.blocks), 1)])
     if not {CLASS_COVARIANCES, MIXTURES} & set(plan.parts):
         if COVARIANCE in plan.parts:
             products = torch.float32 if plan.coded else torch.float64
-            return pack(measure(features, data.images, data.labels, classes, watch, products), plan.dtype)
+            found = measure_blocks(features, data, classes, plan.blocks, watch, products)
+            return joined([pack(statistics, plan.dtype) for statistics in found])
         return measure_means(features, data.images, data.labels, classes)
     phi = torch.cat([features(block) for block in data.images.split(BLOCK)])
     if not bool(torch.isfinite(phi).all()):
@@ -136,29 +148,48 @@ def measure(
     watch: Watch = unwatched,
     products: torch.dtype = torch.float64,
 ) -> Statistics:
-    """Statistics of some images, streamed.
+    """Statistics of some images, streamed: G of all features. See `measure_blocks`."""
+    data = ClientData(images, labels, torch.bincount(labels, minlength=classes))
+    return measure_blocks(features, data, classes, (features.dim,), watch, products)[0]
 
-    Features are float32, all sums float64. Memory: G and one block of features.
+
+def measure_blocks(
+    features: FeatureMap,
+    data: ClientData,
+    classes: int,
+    sizes: Sequence[int],
+    watch: Watch = unwatched,
+    products: torch.dtype = torch.float64,
+) -> list[Statistics]:
+    """Statistics of some images in each block of features, streamed.
+
+    Features are float32, all sums float64. Memory: G of the blocks and the features of some images.
+    sizes: of the blocks, one after the other
     products: the numbers in which products of one block are added up. float32 is faster, and precise enough for sums
     that are rounded far more coarsely when they are sent
     """
-    total = Statistics.zeros(features.dim, classes)
-    for start in range(0, len(images), BLOCK):
-        phi = features(images[start : start + BLOCK])
-        y = labels[start : start + BLOCK]
-        total.counts.add_(torch.bincount(y, minlength=classes))
-        total.sums.index_add_(0, y, phi.double())
-        phi = phi.to(products)
-        for row in range(0, features.dim, STRIP):  # the upper triangle, strip by strip
-            strip = total.gram[row : row + STRIP, row:]
-            if products == torch.float64:
-                strip.addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
-            else:
-                strip.add_(phi[:, row : row + STRIP].T @ phi[:, row:])
+    totals = [Statistics.zeros(size, classes) for size in sizes]
+    for start in range(0, len(data.images), BLOCK):
+        phi, y = features(data.images[start : start + BLOCK]), data.labels[start : start + BLOCK]
+        for total, part in zip(totals, phi.split(list(sizes), 1), strict=True):
+            _add_images(total, part, y, products)
         watch(start + len(y))
-    if not bool(torch.isfinite(total.sums).all()):
+    if not all(bool(torch.isfinite(total.sums).all()) for total in totals):
         raise TrainingError(NOT_FINITE)
-    return Statistics(mirrored_(total.gram), total.sums, total.counts)
+    return [Statistics(mirrored_(total.gram), total.sums, total.counts) for total in totals]
+
+
+def _add_images(total: Statistics, phi: Tensor, labels: Tensor, products: torch.dtype) -> None:
+    """Adds features `(n, D)` to the sums, of G to its upper triangle alone."""
+    total.counts.add_(torch.bincount(labels, minlength=len(total.counts)))
+    total.sums.index_add_(0, labels, phi.double())
+    phi = phi.to(products)
+    for row in range(0, phi.shape[1], STRIP):  # strip by strip
+        strip = total.gram[row : row + STRIP, row:]
+        if products == torch.float64:
+            strip.addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+        else:
+            strip.add_(phi[:, row : row + STRIP].T @ phi[:, row:])
 
 
 @dataclass(frozen=True)

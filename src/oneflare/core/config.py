@@ -237,6 +237,11 @@ class UploadConfig(Section):
     counts: Literal["exact", "noised", "withheld"] = "exact"
     counts_epsilon: float = Field(1.0, ge=1e-6, description="privacy budget of noised counts")
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    factors: bool | None = Field(
+        None,
+        description="whether a client with at most half as many images as features sends a factor of its sums of "
+        "products, which is shorter and says the same; default: no",
+    )
     limit: Bytes | None = Field(
         None,
         gt=0,
@@ -371,13 +376,6 @@ class Experiment(Section):
     def settings_digest(self) -> str:
         """The same without the code: what the user has chosen."""
         return digest_of(_present(self._settings()))
-
-    def networks_digest(self) -> str:
-        """Identifies what the trained networks depend on: not what is sent or shown beside them."""
-        beside = ("method", "analytic", "upload")
-        content = {key: value for key, value in self._settings().items() if key not in beside}
-        content["train"].pop("snapshots")
-        return digest_of(_present(content | {"code": self.code.model_dump(mode="json")}))
 
     def _settings(self) -> dict[str, Any]:
         content = self.model_dump(mode="json", exclude={"fusions", "engine", "workers", "code"})

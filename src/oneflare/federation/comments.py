@@ -70,6 +70,7 @@ EXPLAINED = {
     "experiment.upload.counts_epsilon": "Privacy budget of noised counts.",
     "experiment.upload.dtype": "In which precision a network is sent.",
     "experiment.upload.statistics": "Which sums are sent beside those of the classes.",
+    "experiment.upload.factors": "Members with few images send a factor of their sums of products, which is shorter.",
     "experiment.upload.statistics_components": "Gaussians in the mixture of a class.",
     "experiment.upload.statistics_dtype": "In which precision sums are sent.",
     "experiment.upload.statistics_epsilon": "Privacy budget (epsilon) of the noise on the sums.",

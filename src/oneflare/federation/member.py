@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from oneflare.client.calibration import hold_out
 from oneflare.client.files import ClientFiles, ClientSummary
@@ -41,11 +42,12 @@ from oneflare.federation.masked.uploading import Masking, masked_copy
 from oneflare.nn.hardware import choose_device, one_thread
 from oneflare.simulation.features import FeatureReader, Rehearsal, reader_of
 from oneflare.upload import read_manifest, seal_upload
+from oneflare.upload.blocks import joined
 from oneflare.upload.contract import statistics_bytes
 from oneflare.upload.encryption import SUFFIX, encrypt
 from oneflare.upload.masking.fixed_point import FIXED, vector_size
 from oneflare.upload.signing import SigningKey
-from oneflare.upload.statistics import SCATTER, SUMS, Statistics, pack
+from oneflare.upload.statistics import SCATTER, SUMS, Plan, Statistics, pack
 
 TIMED_STEPS = 6
 TIMED_IMAGES = 128
@@ -309,6 +311,15 @@ def estimate(charter: Charter, data: ClientData) -> Estimate:
     return Estimate(seconds, upload_size(charter))
 
 
+def _empty(dim: int, classes: int, plan: Plan) -> dict[str, Tensor]:
+    """Packed statistics of no images, of a block of so many features; in code they are as long as planned."""
+    packed = pack(Statistics.zeros(dim, classes), plan.dtype)
+    if plan.coded:
+        room = statistics_bytes(dim, classes, plan.dtype)
+        packed[SCATTER] = torch.zeros((room - 4 * packed[SUMS].numel()) // 8, dtype=torch.int64)
+    return packed
+
+
 def upload_size(charter: Charter) -> int:
     """Bytes of any member's upload, by writing an untrained one; names and signature add a few hundred."""
     contract, classes = charter.contract, len(charter.classes)
@@ -317,10 +328,7 @@ def upload_size(charter: Charter) -> int:
         dim = 0 if contract.statistics is None else contract.statistics.dim
         packed = {FIXED: torch.zeros(vector_size(classes, dim), dtype=torch.int64)}
     elif contract.statistics is not None:
-        packed = pack(Statistics.zeros(contract.statistics.dim, classes), contract.statistics.dtype)
-        if contract.statistics.coded:
-            room = statistics_bytes(contract.statistics.dim, classes, contract.statistics.dtype)
-            packed[SCATTER] = torch.zeros((room - 4 * packed[SUMS].numel()) // 8, dtype=torch.int64)
+        packed = joined([_empty(size, classes, contract.statistics) for size in contract.statistics.blocks])
     nothing = Split(torch.empty(0, 1, 1, 1), torch.empty(0, dtype=torch.long))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "upload.safetensors"

@@ -59,7 +59,9 @@ def _own_terms(manifest: dict[str, Any]) -> tuple[Contract, Any]:
     if plan is not None:
         privacy = None if plan.get("privacy") is None else Privacy(**plan["privacy"])
         parts, components = tuple(plan.get("parts", DEFAULT_PARTS)), plan.get("components", COMPONENTS)
+        factors = bool(plan.get("factors", False))
         plan = Plan.of(plan["feature_map"], image.channels, image.size, plan["dtype"], privacy, parts, components)
+        plan = replace(plan, factors=factors)
     contract = Contract.of(
         network,
         Agreement(

@@ -273,10 +273,19 @@ def _check_limit(experiment: Experiment) -> None:
 
 
 def _check_coded(experiment: Experiment) -> None:
-    """Coded sums are solved in the features in which they were rounded, which the published rules do not do."""
-    dtype = experiment.upload.statistics_dtype
+    """Coded sums are solved in the features in which they were rounded, and sums of blocks for each block.
+
+    The published rules do neither.
+    """
+    dtype, blocks = experiment.upload.statistics_dtype, experiment.analytic.get("blocks")
     others = [spec["name"] for spec in experiment.fusions if spec["name"] not in SOLVING_CODED]
     rules = [name for name in others if G_B_N in build_fusion({"name": name}).needs]
+    if blocks is not None and rules:
+        raise ConfigError(f"analytic.blocks: fusion {rules[0]} needs products of all features; set fusions=analytic")
+    if blocks is not None and experiment.upload.masked is not None:
+        raise ConfigError("analytic.blocks: masked sums hold the products of all features; leave it out")
+    if blocks is not None and experiment.upload.statistics_epsilon is not None:
+        raise ConfigError("analytic.blocks: noised sums hold the products of all features; leave it out")
     if dtype in FINENESS and rules:
         raise ConfigError(
             f"upload.statistics_dtype={dtype}: fusion {rules[0]} takes no account of how sums were rounded; send "
@@ -297,6 +306,16 @@ def _check_statistics(experiment: Experiment) -> None:
     if upload.statistics_dtype not in ("float32", "int16") and CLASS_COVARIANCES in (upload.statistics or ()):
         raise ConfigError(
             f"upload.statistics_dtype={upload.statistics_dtype}: covariances of classes are sent in float32 or int16"
+        )
+    if upload.factors and (
+        upload.statistics_dtype in ("int16", "int12")
+        or upload.masked is not None
+        or upload.statistics_epsilon is not None
+        or upload.statistics not in (None, DEFAULT_PARTS)
+    ):
+        raise ConfigError(
+            "upload.factors: is for sums of products in float32, fine or coarse, without masks, noise or covariances "
+            "of classes; leave it out"
         )
     if upload.masked is not None and upload.statistics not in (None, DEFAULT_PARTS):
         raise ConfigError("upload.masked: masked sums are G, b and n; leave upload.statistics out, or set covariance")

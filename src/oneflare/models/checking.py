@@ -30,6 +30,8 @@ NUMBERS = 1 << 28
 """of prototypes"""
 FEATURE_OPTION = 4096
 """largest whole number among the options of a feature map"""
+FEATURE_NUMBER = 40_000
+"""largest number of features that an option may ask for"""
 FUSE_AGAIN = "give a model that a fusion has written, or fuse again"
 
 
@@ -160,8 +162,9 @@ def _check_feature_map(state: Mapping[str, Any]) -> None:
     below = state["feature_map"].get("of")
     for spec in (state["feature_map"], below if isinstance(below, dict) else {}):
         for name, value in spec.items():
-            if isinstance(value, int) and name != "seed" and not 0 <= value <= FEATURE_OPTION:
-                raise ValueError(f"state.feature_map.{_shown(name)} is {_shown(value)}, beyond {FEATURE_OPTION}")
+            most = FEATURE_NUMBER if name == "features" else FEATURE_OPTION
+            if isinstance(value, int) and name != "seed" and not 0 <= value <= most:
+                raise ValueError(f"state.feature_map.{_shown(name)} is {_shown(value)}, beyond {most}")
     bound = state.get("bound")
     if bound is not None and (type(bound) not in (int, float) or not 0 < bound < math.inf):
         raise ValueError(f"state.bound is {_shown(bound)}, not a finite number above 0")

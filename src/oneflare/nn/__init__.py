@@ -4,7 +4,8 @@ from oneflare.nn import backbone_kinds, composed_maps, multi_scale_maps, paired_
 from oneflare.nn.anchors import ANCHORS, Anchors, Target, build_anchors, build_target, simplex_etf
 from oneflare.nn.backbones import BACKBONES
 from oneflare.nn.encoders import ENCODERS, build_encoder, check_size, encoder_spec
-from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_map_spec, feature_range
+from oneflare.nn.feature_maps import FEATURE_MAPS, FeatureMap, build_feature_map, feature_range
+from oneflare.nn.feature_specs import feature_map_spec
 from oneflare.nn.network import PrototypeNetwork, add_unknown, freeze_prototypes, initial_network
 
 __all__ = [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from oneflare.nn.blocks import blocks_of
 from oneflare.nn.feature_maps import FeatureMap
 from oneflare.nn.synthetic_pictures import dead_leaves
 
@@ -32,11 +34,26 @@ class Decorrelation:
 
     @classmethod
     def of(cls, features: FeatureMap, channels: int, size: int, ridge: float) -> Decorrelation:
-        """From the pictures that this size has; the same for all members up to the rounding of their processors."""
+        """From the pictures that this size has; the same for all members up to the rounding of their processors.
+
+        Features of different blocks of the map (`oneflare.nn.blocks`) are never in one block of A.
+        """
         pictures = dead_leaves(PICTURES, channels, size)
         phi = torch.cat([features(part) for part in pictures.split(AT_A_TIME)]).double()
-        pairs = [_roots(part, ridge) for part in phi.split(BLOCK, 1)]
+        parts = [part for block in phi.split(blocks_of(features), 1) for part in block.split(BLOCK, 1)]
+        pairs = [_roots(part, ridge) for part in parts]
         return cls(tuple(there for there, _ in pairs), tuple(back for _, back in pairs))
+
+    def apart(self, sizes: Sequence[int]) -> list[Decorrelation]:
+        """The changes of features within each block of the map, of these sizes."""
+        found, at = [], 0
+        for size in sizes:
+            start, length = at, 0
+            while length < size:
+                length += len(self.forward[at])
+                at += 1
+            found.append(Decorrelation(self.forward[start:at], self.backward[start:at]))
+        return found
 
     def changed(self, phi: Tensor) -> Tensor:
         """z `(n, D)` of features `(n, D)`, in their precision"""

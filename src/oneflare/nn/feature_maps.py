@@ -100,16 +100,6 @@ class Bounded:
         return hashlib.sha256(f"{self.features.fingerprint()}/{self.bound}".encode()).hexdigest()
 
 
-def feature_map_spec(spec: Mapping[str, Any], flip: bool) -> dict[str, Any]:
-    """The spec with `mirror` decided, also of a map below: mirrored images count where they keep their label."""
-    complete = FEATURE_MAPS.complete(spec, "analytic")
-    if "mirror" in complete and complete["mirror"] is None:
-        complete["mirror"] = flip
-    if "of" in complete:
-        complete["of"] = feature_map_spec(complete["of"], flip)
-    return complete
-
-
 @FEATURE_MAPS.register("none")
 def none(channels: int, size: int) -> None:
     """no statistics"""

@@ -14,6 +14,7 @@ from torch import Tensor
 from oneflare.core.registry import Options
 from oneflare.core.seeds import torch_generator
 from oneflare.errors import ConfigError
+from oneflare.nn.blocks import block_order, block_sizes
 from oneflare.nn.feature_maps import FEATURE_MAPS, Patches, colour_features, in_batches
 from oneflare.nn.filter_banks import CELLS, FILTER_OUTPUTS, PAIRED_FILTERS, Bank, FilterBank, PairBank, View
 from oneflare.nn.multi_scale_maps import BUDGET_IMAGES, SEED_STRIDE, Seconds, largest, scale_reductions
@@ -21,7 +22,10 @@ from oneflare.nn.multi_scale_maps import BUDGET_IMAGES, SEED_STRIDE, Seconds, la
 DEFAULT_FEATURES = 1150
 """the size of `random_conv`"""
 MOST_FEATURES = 12_000
-"""beyond which the server's time grows faster than what features bring"""
+"""in one block, beyond which the server's time grows faster than what features bring"""
+MOST_IN_BLOCKS = 40_000
+"""in all blocks together, beyond which the clients' time does"""
+MOST_BLOCKS = 64
 SMALL_SIDE = 16
 """pixels below which patches are small ones alone"""
 LARGE_KERNEL, SMALL_KERNEL = 5, 3
@@ -45,6 +49,9 @@ class Size(Options):
     """time of one core for 10,000 images, by a fixed table: the same map for all members, whatever their machines"""
     kept: int = 5
     """of the ten outputs of a filter (two signs, five cells), drawn anew for each filter"""
+    blocks: int | None = None
+    """sum products of two features only where both are in the same of so many blocks; the server solves for each block
+    and averages the scores, and for the same upload more features fit. Default: products of all features"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class Paired:
 
     Where mirrored images keep their label, phi is the mean of the features of the image and of its mirror image,
     which equals adding all mirrored images at no cost (`RandomConv`).
+
+    With `blocks` the features are dealt to so many blocks at random (`oneflare.nn.blocks`), and stand in their order.
     """
 
     def __init__(
@@ -107,6 +116,8 @@ class Paired:
                 self.banks.append(PairBank(view, members(part, share, parts.kept), own))
                 self.kept.append(torch.arange(share))
         self.dim = self.shape.dim(self.shape.features)
+        self.blocks = block_sizes(self.dim, parts.blocks)
+        self.order = None if parts.blocks is None else block_order(self.dim, parts.blocks)
         self.parameters = sum(bank.parameters for bank in self.banks)
 
     @torch.no_grad()
@@ -124,7 +135,11 @@ class Paired:
         for bank, kept in zip(self.banks, self.kept, strict=True):
             outputs = bank.outputs(x)[:, kept]
             found.append(outputs if mirrored is None else (outputs + bank.outputs(mirrored)[:, kept]) * 0.5)
-        return torch.cat(found, 1)
+        return self._ordered(torch.cat(found, 1))
+
+    def _ordered(self, features: Tensor) -> Tensor:
+        """features: `(..., D)`, block after block"""
+        return features if self.order is None else features[..., self.order]
 
     def _colours(self, x: Tensor) -> Tensor:
         """Means and deviations of each channel in each square of the grid."""
@@ -139,7 +154,7 @@ class Paired:
         colours = torch.ones(self.shape.colours)
         colours[len(colours) // 2 :] = 0.5
         highest = [bank.highest()[kept] for bank, kept in zip(self.banks, self.kept, strict=True)]
-        high = torch.cat([colours, *highest])
+        high = self._ordered(torch.cat([colours, *highest]))
         return torch.zeros_like(high), high
 
     def fingerprint(self) -> str:
@@ -147,6 +162,8 @@ class Paired:
         for bank, kept in zip(self.banks, self.kept, strict=True):
             digest.update(bank.fingerprint().encode())
             digest.update(kept.numpy().tobytes())
+        if self.order is not None:
+            digest.update(repr(self.blocks).encode() + self.order.numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -168,23 +185,27 @@ class PairedShape:
     def __init__(self, channels: int, size: int, mirror: bool, colour_grid: int, parts: Size) -> None:
         if not 1 <= parts.kept <= FILTER_OUTPUTS:
             raise ConfigError(f"analytic.kept: must lie between 1 and {FILTER_OUTPUTS} (got {parts.kept})")
+        if parts.blocks is not None and not 2 <= parts.blocks <= MOST_BLOCKS:
+            raise ConfigError(f"analytic.blocks: must lie between 2 and {MOST_BLOCKS} (got {parts.blocks})")
         self.channels, self.size, self.mirror, self.kept = channels, size, mirror, parts.kept
+        self.blocks = parts.blocks or 1
+        self.most = min(MOST_FEATURES * self.blocks, MOST_IN_BLOCKS)
         self.colours = colour_features(channels, colour_grid, mirror)
         self.parts = parts_of(size)
-        self.least = len(self.parts)
+        self.least = max(len(self.parts), self.blocks)
         self.features = self._number(parts)
 
     def _number(self, parts: Size) -> int:
         if parts.features is not None:
-            if not self.least <= parts.features <= MOST_FEATURES:
+            if not self.least <= parts.features <= self.most:
                 raise ConfigError(
-                    f"analytic.features: must lie between {self.least} and {MOST_FEATURES} (got {parts.features})"
+                    f"analytic.features: must lie between {self.least} and {self.most} (got {parts.features})"
                 )
             return parts.features
         if parts.budget is None:
             return DEFAULT_FEATURES
         budget = parts.budget
-        fitting = largest(lambda features: self.seconds(features) <= budget, self.least, MOST_FEATURES)
+        fitting = largest(lambda features: self.seconds(features) <= budget, self.least, self.most)
         if fitting is None:
             raise ConfigError(
                 f"analytic.budget: {parts.budget:g} s are too few for 10,000 images of {self.size} pixels; the "
@@ -194,7 +215,7 @@ class PairedShape:
 
     def shares(self, features: int) -> list[tuple[Part, int]]:
         """The features of each bank by its weight, at least one; the first takes what is left over."""
-        spare, whole = features - self.least, sum(part.weight for part in self.parts)
+        spare, whole = features - len(self.parts), sum(part.weight for part in self.parts)
         found = [1 + spare * part.weight // whole for part in self.parts]
         found[0] += features - sum(found)
         return list(zip(self.parts, found, strict=True))
@@ -213,7 +234,7 @@ class PairedShape:
             operations += 2 * both * filters * self.channels * part.kernel**2 * side**2
             positions += 0 if part.kind == "filters" else both * number * side**2
         each = operations / OPERATIONS_PER_SECOND + positions / PAIR_POSITIONS_PER_SECOND
-        return BUDGET_IMAGES * (each + self.dim(features) ** 2 / PRODUCTS_PER_SECOND)
+        return BUDGET_IMAGES * (each + self.dim(features) ** 2 / self.blocks / PRODUCTS_PER_SECOND)
 
 
 def fitted(spec: Mapping[str, Any], channels: int, size: int, fits: Callable[[int], bool]) -> dict[str, Any]:
@@ -221,10 +242,10 @@ def fitted(spec: Mapping[str, Any], channels: int, size: int, fits: Callable[[in
 
     fits: whether so many features do. A number that is given must fit; a budget is kept as well.
     """
-    options = {field.name: spec[field.name] for field in fields(Size)}
+    options = {field.name: spec[field.name] for field in fields(Size) if field.name in spec}
     shape = PairedShape(channels, size, bool(spec["mirror"]), min(spec["colour_grid"], size), Size(**options))
     given = spec["features"] is not None
-    most = shape.features if given or spec["budget"] is not None else MOST_FEATURES
+    most = shape.features if given or spec["budget"] is not None else shape.most
     found = largest(lambda features: fits(shape.dim(features)), shape.least, most)
     if found is None:
         raise ConfigError(f"upload.limit: even the smallest map, of {shape.dim(shape.least)} features, does not fit")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oneflare.client.lending import networks_digest
 from oneflare.core.config import Experiment
 from oneflare.core.layers import Layer, merge
 from oneflare.errors import ConfigError
@@ -193,7 +194,7 @@ def families(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Cells that train the same networks, which one of them can lend the others: it comes first in its family."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
-        key = cell.experiment.networks_digest() if cell.experiment.trains else cell.name
+        key = networks_digest(cell.experiment) if cell.experiment.trains else cell.name
         found.setdefault(key, []).append(cell)
     return [sorted(family, key=lambda cell: -cell.experiment.train.snapshots) for family in found.values()]
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from oneflare.core.files import digest_of
 from oneflare.core.strict import strict_json
 from oneflare.errors import UploadError
+from oneflare.upload.blocks import apart, limits_apart
 from oneflare.upload.class_statistics import CLASS_SCATTER, class_complaint
 from oneflare.upload.coding import code_complaint, coder_of
 from oneflare.upload.contract import (
@@ -36,6 +37,7 @@ from oneflare.upload.contract import (
     plan_of,
     present,
 )
+from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.masking.fixed_point import FIXED, from_vector
 from oneflare.upload.mixtures import MEANS, VARIANCES, mixture_complaint
 from oneflare.upload.statistics import SCATTER, complaint, limits_of, pack
@@ -275,16 +277,33 @@ def check_statistics(
     if contract.fixed is not None:
         packed = pack(from_vector(packed[FIXED], len(contract.classes), contract.statistics.dim, contract.fixed))
         limits = limits.rounded(contract.fixed.clip, 2.0**-contract.fixed.bits)
-    code = None
-    if contract.statistics.coded:
-        code, packed = packed, {name: tensor for name, tensor in packed.items() if name != SCATTER}
-    reason = complaint(packed, int(manifest["samples"]), limits, contract.statistics.privacy)
-    if reason is None and code is not None:
-        coder = coder_of(contract.statistics.feature_map, contract.image.channels, contract.image.size)
-        reason = code_complaint(code, limits, coder)
+    sizes = contract.statistics.blocks
+    reasons = map(
+        lambda part, own, block: _block_complaint(part, int(manifest["samples"]), own, contract, block),
+        apart(packed, sizes),
+        limits_apart(limits, sizes),
+        range(len(sizes)),
+    )
+    reason = next((reason for reason in reasons if reason is not None), None)
     if reason is None and CLASS_SCATTER in packed:
         reason = class_complaint(packed, limits)
     if reason is None and MEANS in packed:
         reason = mixture_complaint(packed, limits)
     if reason is not None:
         raise UploadError(f"{path}: statistics.{reason}; the client must write its upload again")
+
+
+def _block_complaint(
+    packed: Mapping[str, Tensor], samples: int, limits: FeatureLimits, contract: Contract, block: int
+) -> str | None:
+    """What no images could give, in the packed statistics of one block of features; None if nothing is."""
+    plan, image = contract.statistics, contract.image
+    assert plan is not None
+    code = packed if plan.coded else None
+    plain = {name: tensor for name, tensor in packed.items() if code is None or name != SCATTER}
+    reason = complaint(plain, samples, limits, plan.privacy)
+    if reason is not None or code is None:
+        return reason
+    return code_complaint(
+        code, limits, coder_of(plan.feature_map, image.channels, image.size).apart(plan.blocks)[block]
+    )

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from oneflare.nn import check_size
-from oneflare.upload.statistics import COUNTS, INT16_STEPS, SUMS, FeatureLimits, Plan, Statistics
+from oneflare.upload.limits import FeatureLimits
+from oneflare.upload.statistics import COUNTS, INT16_STEPS, SUMS, Plan, Statistics
 from oneflare.upload.symmetric import (
     ROUNDING,
     SLACK,

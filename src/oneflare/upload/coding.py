@@ -15,18 +15,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oneflare.nn import build_feature_map
 from oneflare.nn.decorrelation import Decorrelation
-from oneflare.upload.rice import decode_triangle, encode_triangle, row_bits
+from oneflare.upload.factors import equivalent_step, factor_of, factor_slack
+from oneflare.upload.limits import FeatureLimits
+from oneflare.upload.rice import decode_rows, decode_triangle, encode_rows, encode_triangle, row_bits
 from oneflare.upload.symmetric import SLACK, mirrored_, positive, triangle_size, unpack_symmetric, upper_values
-
-if TYPE_CHECKING:
-    from oneflare.upload.statistics import FeatureLimits
 
 SCATTER, SUMS, COUNTS = "scatter", "sums", "counts"
 FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
@@ -38,6 +37,10 @@ RIDGE = 0.03
 """of the decorrelation"""
 STEPS = range(-40, 61)
 """logarithms to the base 2 that a step may have"""
+FACTOR = 1000
+"""is added to that of the step in which a factor is counted (`oneflare.upload.factors`); its number of rows follows"""
+FACTOR_ENTRY = 16.0
+"""equivalent steps that no entry of the products of a rounded factor is off"""
 
 
 def coder_of(feature_map: Mapping[str, Any], channels: int, size: int) -> Decorrelation:
@@ -51,10 +54,13 @@ def _coder(spec: str, channels: int, size: int) -> Decorrelation:
 
 
 def coded(packed: Mapping[str, Tensor], coder: Decorrelation, dtype: str, room: int | None = None) -> dict[str, Tensor]:
-    """Packed statistics in float32, with their scatter in code.
+    """Packed statistics in float32, with their scatter in code: the products, or the factor that they hold.
 
     room: bytes that the code may have; the step is then the finest that fits, from that of `fine` on
     """
+    rows = factor_of(packed)
+    if rows is not None:
+        return {**packed, SCATTER: _coded_factor(coder.changed(rows.float()), packed, dtype, room)}
     products = coder.decorrelate(unpack_symmetric(packed[SCATTER], torch.float32))
     chance = math.sqrt(max(float(packed[COUNTS].sum()), 1.0))
     step = round(math.log2(FINENESS[dtype if room is None else "fine"] * chance))
@@ -65,6 +71,30 @@ def coded(packed: Mapping[str, Tensor], coder: Decorrelation, dtype: str, room: 
         if room is None or 8 * len(words) <= room or step == STEPS[-1]:
             return {**packed, SCATTER: words}
         step += 1
+
+
+def _coded_factor(rows: Tensor, packed: Mapping[str, Tensor], dtype: str, room: int | None) -> Tensor:
+    """The words of a factor `(r, D)`, whose step w makes products as certain as the agreed step does."""
+    wanted = FINENESS[dtype if room is None else "fine"] * math.sqrt(max(float(packed[COUNTS].sum()), 1.0))
+    size = float(rows.square().sum(0).mean())
+    step = max(STEPS[0], round(math.log2(wanted / math.sqrt(max(2 * size, 1e-12)))))
+    while True:
+        words = torch.cat([torch.tensor([FACTOR + step, len(rows)]), encode_rows(list((rows / 2.0**step).round()))])
+        if room is None or 8 * len(words) <= room or step == STEPS[-1]:
+            return words
+        step += 1
+
+
+def decoded_factor(packed: Mapping[str, Tensor]) -> tuple[Tensor, float] | None:
+    """w Q `(r, D)` float32 and w of a factor in code; None where the products are, a ValueError where neither is."""
+    words, dim = packed[SCATTER], packed[SUMS].shape[1]
+    if len(words) < 2 or int(words[0]) - FACTOR not in STEPS:
+        return None
+    number, step = int(words[1]), 2.0 ** (int(words[0]) - FACTOR)
+    if not 1 <= number <= max(min(dim // 2, int(packed[COUNTS].sum()) - 1), 1):
+        raise ValueError(f"a factor has {number} rows")
+    rows = [torch.from_numpy(row).float() for row in decode_rows(words[2:], [dim] * number)]
+    return torch.stack(rows) * step, step
 
 
 def estimated_bytes(products: Tensor, step: float) -> float:
@@ -85,7 +115,14 @@ def plain(packed: Mapping[str, Tensor], coder: Decorrelation) -> dict[str, Tenso
 
 
 def decoded(packed: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> tuple[Tensor, float]:
-    """u Q `(D, D)` and u; a ValueError where the words are no code. float32 is exact below 2^24 steps"""
+    """u Q `(D, D)` and u; a ValueError where the words are no code. float32 is exact below 2^24 steps
+
+    Of a factor w Q they are its products, and the u that is as uncertain as w.
+    """
+    found = decoded_factor(packed)
+    if found is not None:
+        rows = found[0].to(dtype)
+        return rows.T @ rows, equivalent_step(*found)
     step = decoded_step(packed)
     return mirrored_(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1], dtype)).mul_(step), step
 
@@ -93,6 +130,9 @@ def decoded(packed: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) ->
 def decoded_step(packed: Mapping[str, Tensor]) -> float:
     """u"""
     words = packed[SCATTER]
+    found = decoded_factor(packed)
+    if found is not None:
+        return equivalent_step(*found)
     if len(words) == 0 or int(words[0]) not in STEPS:
         raise ValueError("it begins with no step")
     return 2.0 ** int(words[0])
@@ -128,16 +168,19 @@ def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: D
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
     n, present = float(counts.sum()), counts > 0
     mean = sums.sum(0) / n
-    variances, moved = _variances(products, step, coder)
+    factored = int(packed[SCATTER][0]) not in STEPS
+    variances, moved = _variances(products, FACTOR_ENTRY * step if factored else step, coder)
     most = n * ((limits.high - mean).clamp(min=0) * (mean - limits.low).clamp(min=0))  # Bhatia and Davis 2000
     excess = variances > (1 + SLACK) * most + moved + SLACK * n * (limits.high - limits.low).square()
     if bool(excess.any()):
         worst = int((variances / n).where(excess, torch.zeros(())).argmax())
         return f"scatter has a variance of {float(variances[worst]) / n:.3g}, more than its feature can have"
     offsets = coder.changed((sums[present] / counts[present, None] - mean).float())
-    diagonal = products.diagonal().clone()
+    slack = _slack(products.diagonal(), step)
+    if factored:
+        slack += factor_slack(int(packed[SCATTER][1]), products, 2.0 ** (int(packed[SCATTER][0]) - FACTOR))
     within = products.sub_(offsets.T @ (counts[present, None].float() * offsets))
-    if not positive(within, _slack(diagonal, step)):
+    if not positive(within, slack):
         return "scatter and sums contradict each other: no images have these class means and these covariances"
     return None
 

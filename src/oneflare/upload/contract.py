@@ -12,9 +12,12 @@ import torch
 
 from oneflare.core.files import digest_of
 from oneflare.data import ImageSpec
+from oneflare.errors import ConfigError
 from oneflare.nn import PrototypeNetwork
+from oneflare.nn.blocks import block_sizes
+from oneflare.upload.blocks import block_name
 from oneflare.upload.class_statistics import class_layout
-from oneflare.upload.coding import BITS
+from oneflare.upload.coding import BITS, SCATTER
 from oneflare.upload.evidence import layout
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, vector_size
 from oneflare.upload.mixtures import mixture_layout
@@ -80,6 +83,8 @@ class Contract(Agreement):
         """The contract of a federation whose clients train networks like this one."""
         if agreed.statistics is not None:
             statistics_layout(agreed.statistics, len(agreed.classes))  # refuses what does not fit into an upload
+            if agreed.fixed is not None and len(agreed.statistics.blocks) > 1:
+                raise ConfigError("analytic.blocks: masked sums hold the products of all features; leave it out")
         return cls(
             **{item.name: getattr(agreed, item.name) for item in fields(Agreement)},
             dim=network.prototypes.shape[1],
@@ -136,13 +141,12 @@ def statistics_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ..
         "sums": ((classes, plan.dim), True),
         "counts": ((classes,), False),
     }
-    if COVARIANCE in plan.parts:
-        numbers = triangle_size(plan.dim)
-        layout["scatter"] = ((twelve_bit_size(numbers) if plan.dtype == "int12" else numbers,), plan.dtype == "float32")
-        if plan.dtype in ("int16", "int12"):
-            layout["scatter" + SCALE] = ((plan.dim,), True)
-        if plan.dtype in BITS:
-            layout["scatter"] = ((numbers + plan.dim + CODE_WORDS,), False)
+    if COVARIANCE in plan.parts and len(plan.blocks) == 1:
+        layout |= _products_layout(plan.dim, plan.dtype)
+    elif COVARIANCE in plan.parts:
+        for block, size in enumerate(plan.blocks):
+            own = _products_layout(size, plan.dtype)
+            layout |= {block_name(name, block): wanted for name, wanted in own.items()}
     if CLASS_COVARIANCES in plan.parts:
         layout |= class_layout(plan, classes)
     if MIXTURES in plan.parts:
@@ -150,15 +154,30 @@ def statistics_layout(plan: Plan, classes: int) -> dict[str, tuple[tuple[int, ..
     return layout
 
 
-def at_most(contract: Contract) -> frozenset[str]:
-    """Names of tensors whose expected shape is the largest that they may have: the code of sums is of any length."""
-    plan = contract.statistics
-    return frozenset({STATISTICS + "scatter"} if plan is not None and plan.dtype in BITS else ())
-
-
-def statistics_bytes(dim: int, classes: int, dtype: str) -> int:
-    """Bytes of the packed statistics G, b and n of so many features; of coded ones, as many as are planned for."""
+def _products_layout(dim: int, dtype: str) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """name -> shape, whether floating, of the sums of products of so many features"""
     numbers = triangle_size(dim)
+    if dtype in BITS:
+        return {SCATTER: ((numbers + dim + CODE_WORDS,), False)}
+    layout: dict[str, tuple[tuple[int, ...], bool]] = {
+        SCATTER: ((twelve_bit_size(numbers) if dtype == "int12" else numbers,), dtype == "float32")
+    }
+    return layout | ({SCATTER + SCALE: ((dim,), True)} if dtype in ("int16", "int12") else {})
+
+
+def at_most(contract: Contract) -> frozenset[str]:
+    """Names of tensors whose expected shape is the largest that they may have: code and factors are of any length."""
+    plan = contract.statistics
+    if plan is None or not (plan.dtype in BITS or plan.factors):
+        return frozenset()
+    if len(plan.blocks) == 1:
+        return frozenset({STATISTICS + SCATTER})
+    return frozenset(STATISTICS + block_name(SCATTER, block) for block in range(len(plan.blocks)))
+
+
+def statistics_bytes(dim: int, classes: int, dtype: str, blocks: int | None = None) -> int:
+    """Bytes of the packed statistics G, b and n of so many features; of coded ones, as many as are planned for."""
+    numbers = sum(map(triangle_size, block_sizes(dim, blocks)))
     sums = 4 * classes * dim + 8 * classes
     if dtype in BITS:
         return math.ceil(BITS[dtype] * numbers / 8) + sums

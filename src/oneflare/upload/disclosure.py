@@ -298,6 +298,13 @@ def _volume(manifest: Mapping[str, Any], sizes: Mapping[str, int], tensors: Mapp
     return Field(COUNTS, sizes[COUNTS], f"{total} images ({shown}{more})", exact)
 
 
+def _blocks(plan: Mapping[str, Any]) -> int | None:
+    """In how many blocks the features are within which products are summed, where they are in several."""
+    spec = plan.get("feature_map")
+    blocks = spec.get("blocks") if isinstance(spec, Mapping) else None
+    return blocks if type(blocks) is int else None
+
+
 def _statistics(manifest: Mapping[str, Any], size: int) -> Field:
     plan = manifest.get("statistics") or {}
     privacy = plan.get("privacy")
@@ -305,7 +312,11 @@ def _statistics(manifest: Mapping[str, Any], size: int) -> Field:
     what = [f"sums of {plan.get('dim')} fixed features over your images of each class"]
     if COVARIANCE in parts:
         rounded = "" if plan.get("dtype", "float32") == "float32" else f", these rounded ({_text(plan, 'dtype')})"
-        what = [f"sums of {plan.get('dim')} fixed features and of their products{rounded}, over your images"]
+        blocks = _blocks(plan)
+        within = "" if blocks is None else f" within each of {blocks} blocks of them"
+        short = " (where images are few, a factor of those sums)" if plan.get("factors") is True else ""
+        sums = f"sums of {plan.get('dim')} fixed features and of their products{within}{rounded}"
+        what = [f"{sums}, over your images{short}"]
     if CLASS_COVARIANCES in parts:
         what.append("sums of their products for each class")
     if MIXTURES in parts:

@@ -15,6 +15,8 @@ from torch import Tensor
 from oneflare.core.files import digest_of
 from oneflare.core.strict import strict_json
 from oneflare.errors import MemberFault, UploadError
+from oneflare.nn.blocks import block_sizes
+from oneflare.upload.blocks import apart
 from oneflare.upload.checking import (
     ALTERED,
     check_counts,
@@ -49,6 +51,7 @@ from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, from_vector
 from oneflare.upload.mixtures import Mixtures, unpack_mixtures
 from oneflare.upload.statistics import (
     CLASS_COVARIANCES,
+    COVARIANCE,
     DEFAULT_PARTS,
     G_B_N,
     MIXTURES,
@@ -138,21 +141,45 @@ class Upload:
     def statistics(self) -> Statistics:
         """The analytic statistics G, b and n."""
         packed = self._packed(G_B_N)
+        if len(self._blocks) > 1:
+            raise UploadError(
+                f"{self.path}: holds products of features within blocks alone (analytic.blocks); use fusion analytic"
+            )
         if FIXED in packed:
             return self._fixed(packed)
         return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(self._plain(packed))
 
-    def changed_statistics(self) -> Statistics:
-        """The statistics of the features in which coded sums were rounded, z = A phi (`oneflare.upload.coding`)."""
-        packed, plan, image = self._packed(G_B_N), self.manifest["statistics"], self.manifest["image"]
-        with self.blamed():
-            coder = coder_of(plan["feature_map"], int(image["channels"]), int(image["size"]))
-            return Statistics(*changed_sums(packed, coder))
+    def solved_statistics(self) -> list[Statistics]:
+        """The statistics of each block of features for which fusion `analytic` solves.
 
-    def step(self) -> float:
-        """To which step coded sums of products were rounded."""
+        Where sums are coded, they are those of the features in which sums were rounded, z = A phi
+        (`oneflare.upload.coding`).
+        """
+        plan, image = self.manifest["statistics"], self.manifest["image"]
+        if not self._coded and len(self._blocks) == 1:
+            return [self.statistics()]
+        parts = apart(self._packed(G_B_N), self._blocks)
+        if not self._coded:
+            return [unpack(part) for part in parts]
         with self.blamed():
-            return decoded_step(self._packed(G_B_N))
+            coders = coder_of(plan["feature_map"], int(image["channels"]), int(image["size"])).apart(self._blocks)
+            return [Statistics(*changed_sums(part, coder)) for part, coder in zip(parts, coders, strict=True)]
+
+    @property
+    def _blocks(self) -> tuple[int, ...]:
+        """The sizes of the blocks of features within which products are summed."""
+        plan = self.manifest["statistics"]
+        return block_sizes(int(plan["dim"]), plan["feature_map"].get("blocks"))
+
+    @property
+    def _coded(self) -> bool:
+        plan = self.manifest["statistics"]
+        return plan["dtype"] in FINENESS and COVARIANCE in plan.get("parts", DEFAULT_PARTS)
+
+    def steps(self) -> list[float]:
+        """To which step the coded sums of products of each block were rounded."""
+        with self.blamed():
+            return [decoded_step(part) for part in apart(self._packed(G_B_N), self._blocks)]
 
     def class_means(self) -> ClassMeans:
         """The sums and counts of each class alone."""

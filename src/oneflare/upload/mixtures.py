@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from oneflare.nn import check_size
-from oneflare.upload.statistics import COUNTS, SUMS, FeatureLimits, Plan
+from oneflare.upload.limits import FeatureLimits
+from oneflare.upload.statistics import COUNTS, SUMS, Plan
 
 WEIGHTS = "mixture.weights"
 MEANS = "mixture.means"

@@ -1,4 +1,4 @@
-"""Whole numbers in few bits: the Rice code of each row of a triangle of sums, without loss.
+"""Whole numbers in few bits: the Rice code of each row of a triangle of sums, or of other rows, without loss.
 
 A row of numbers v is sent with a width k of its own. Each v becomes the natural number u = 2v or -2v - 1, its k low
 bits are sent as they are, and u >> k in unary: so many zeros and a one (Rice and Plaunt 1971). The code is within a
@@ -10,6 +10,7 @@ part and the low bits, each filled up to whole bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,38 +28,48 @@ Numbers = np.ndarray[Any, Any]
 
 def encode_triangle(matrix: Tensor) -> Tensor:
     """The upper triangle of whole numbers `(D, D)` as int64 words `(W,)`."""
-    dim = len(matrix)
-    headers, body = np.zeros(dim, ROW_HEADER), []
-    for row in range(dim):
-        natural = _natural(matrix[row, row:])
+    return encode_rows([matrix[row, row:] for row in range(len(matrix))])
+
+
+def decode_triangle(words: Tensor, dim: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The numbers of `encode_triangle` in the upper triangle of `(D, D)`; a ValueError where none fit."""
+    upper = torch.zeros(dim, dim, dtype=dtype)
+    for row, numbers in enumerate(decode_rows(words, range(dim, 0, -1))):
+        upper[row, row:] = torch.from_numpy(numbers)
+    return upper
+
+
+def encode_rows(rows: Sequence[Tensor]) -> Tensor:
+    """Rows of whole numbers as int64 words `(W,)`."""
+    headers, body = np.zeros(len(rows), ROW_HEADER), []
+    for place, row in enumerate(rows):
+        natural = _natural(row)
         width = best_width(natural)
         unary = _unary(natural >> width)
-        headers[row] = width, len(unary)
+        headers[place] = width, len(unary)
         body += [unary.tobytes(), _low_bits(natural, width).tobytes()]
     stream = headers.tobytes() + b"".join(body)
     return torch.from_numpy(np.frombuffer(stream + bytes(-len(stream) % WORD), "<i8").copy())
 
 
-def decode_triangle(words: Tensor, dim: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The numbers of `encode_triangle` in the upper triangle of `(D, D)`; a ValueError where none fit."""
+def decode_rows(words: Tensor, counts: Sequence[int]) -> Iterator[Numbers]:
+    """Row after row of `encode_rows`, with so many numbers each; a ValueError where none fit."""
     stream = np.frombuffer(words.numpy().tobytes(), np.uint8)
-    at = dim * ROW_HEADER.itemsize
+    at = len(counts) * ROW_HEADER.itemsize
     if len(stream) < at:
         raise ValueError("the stream is shorter than its rows' headers")
     headers = np.frombuffer(stream[:at].tobytes(), ROW_HEADER)
-    upper = torch.zeros(dim, dim, dtype=dtype)
-    for row in range(dim):
-        width, unary, count = int(headers["width"][row]), int(headers["unary"][row]), dim - row
+    for row, count in enumerate(counts):
+        width, unary = int(headers["width"][row]), int(headers["unary"][row])
         low = -(-count * width // 8)
         if width > WIDEST or at + unary + low > len(stream):
             raise ValueError(f"row {row} does not fit into the stream")
         quotients = _from_unary(stream[at : at + unary], count, row)
         natural = quotients << width | _from_low_bits(stream[at + unary : at + unary + low], count, width)
-        upper[row, row:] = torch.from_numpy(np.where(natural & 1, -(natural + 1 >> 1), natural >> 1))
+        yield np.where(natural & 1, -(natural + 1 >> 1), natural >> 1)
         at += unary + low
     if len(stream) - at >= WORD or stream[at:].any():
         raise ValueError("the stream goes on behind its last row")
-    return upper
 
 
 def row_bits(values: Tensor) -> int:

@@ -9,7 +9,8 @@ split; a client joins by adding its statistics and leaves by subtracting them.
 
 b_c and n_c are always sent. What else is, the members agree on (`Plan.parts`): `covariance`, which is G;
 `class_covariances` (`oneflare.upload.class_statistics`), from which G follows; `mixtures`
-(`oneflare.upload.mixtures`), which do not add up and are kept side by side.
+(`oneflare.upload.mixtures`), which do not add up and are kept side by side. Where features are in blocks, of G only
+the products within each block are sent (`oneflare.upload.blocks`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ from torch import Tensor
 
 from oneflare.core.privacy import Privacy
 from oneflare.errors import ConfigError
-from oneflare.nn import FeatureMap, build_feature_map, check_size, feature_range
+from oneflare.nn import build_feature_map, check_size
+from oneflare.nn.blocks import block_sizes
+from oneflare.upload.blocks import checked_blocks
 from oneflare.upload.coding import FINENESS
+from oneflare.upload.factors import factor_complaint, scatter_of
+from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.symmetric import (
     ROUNDING,
     SLACK,
@@ -90,6 +95,8 @@ class Plan:
     parts: tuple[str, ...] = DEFAULT_PARTS
     components: int = COMPONENTS
     """K of the mixtures"""
+    factors: bool = False
+    """whether a client with few images sends a factor of its products"""
 
     @classmethod
     def of(
@@ -103,8 +110,9 @@ class Plan:
         components: int = COMPONENTS,
     ) -> Plan:
         features = build_feature_map(feature_map, channels, size, None if privacy is None else privacy.clip)
+        sizes = checked_blocks(features, plain=privacy is None and set(parts) <= {COVARIANCE})
         if COVARIANCE in parts:
-            numbers = triangle_size(features.dim)
+            numbers = sum(map(triangle_size, sizes))
             check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
         if dtype in FINENESS and size == 1:
             raise ConfigError(
@@ -123,6 +131,11 @@ class Plan:
         return self.dtype in FINENESS and COVARIANCE in self.parts
 
     @property
+    def blocks(self) -> tuple[int, ...]:
+        """The sizes of the blocks of features within which products are summed."""
+        return block_sizes(self.dim, self.feature_map.get("blocks"))
+
+    @property
     def bound(self) -> float | None:
         """The largest norm of an image's features."""
         return None if self.privacy is None else self.privacy.clip
@@ -134,6 +147,8 @@ class Plan:
             del content["components"]
         if self.parts == DEFAULT_PARTS:
             del content["parts"]
+        if not self.factors:
+            del content["factors"]
         return content
 
 
@@ -235,7 +250,7 @@ def _steps(packed: Mapping[str, Tensor]) -> int:
 def _scatter(packed: Mapping[str, Tensor]) -> Tensor:
     values = packed[SCATTER]
     if SCALE not in packed:
-        return unpack_symmetric(values)
+        return scatter_of(packed)
     steps, scale = _steps(packed), packed[SCALE].double()
     whole = values if steps == INT16_STEPS else from_twelve_bits(values, triangle_size(len(scale)))
     return unpack_symmetric(whole).mul_(scale[:, None]).mul_(scale / steps)
@@ -247,29 +262,6 @@ NOISE_TAIL = 8.0
 """standard deviations that no honest noise exceeds: once in 10^15 numbers"""
 MOST_IMAGES = 10**9
 """of a class at one member"""
-
-
-@dataclass(frozen=True)
-class FeatureLimits:
-    """What a feature map gives for any image whatever."""
-
-    low: Tensor
-    """`(D,)` float64: the least value of each feature"""
-    high: Tensor
-    """`(D,)` float64: the largest"""
-
-    @classmethod
-    def of(cls, features: FeatureMap) -> FeatureLimits:
-        return cls(*feature_range(features))
-
-    @property
-    def size(self) -> float:
-        """The largest absolute value of any feature."""
-        return float(torch.maximum(self.low.abs(), self.high.abs()).max())
-
-    def rounded(self, clip: float, step: float) -> FeatureLimits:
-        """The limits of features that are cut at `clip` and rounded to multiples of `step`."""
-        return FeatureLimits(self.low.clamp(-clip, clip) - step, self.high.clamp(-clip, clip) + step)
 
 
 @lru_cache(maxsize=8)
@@ -321,6 +313,8 @@ def _sums_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str 
 
 def _scatter_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str | None:
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
+    if SCALE not in packed and factor_complaint(packed) is not None:
+        return factor_complaint(packed)
     scatter = _scatter(packed)
     impossible = products_complaint(scatter)
     if impossible is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -92,6 +93,24 @@ class Correlations:
         which is taken itself where no larger ridge of the table is better than the smallest above it
         """
         raise NotImplementedError
+
+    def above_noise(self, ridge: float) -> bool:
+        """Whether K + r/2 is positive semidefinite"""
+        raise NotImplementedError
+
+    def shared_ridge(self, ridge: float, least: float, blocks: int) -> float:
+        """r / K for the mean of K such classifiers, or the smallest strength above it that noise in K allows.
+
+        The best ridge of one classifier weighs its variance against its bias. The mean of K classifiers of different
+        features has the same bias and, as far as their errors are unrelated, one K-th of the variance. What rounding
+        adds is unrelated as well, so that `least` is divided too; K + r/2 must be positive semidefinite in any case.
+        """
+        if blocks == 1:
+            return ridge
+        weaker = max(ridge, least) / blocks
+        while weaker < ridge and not self.above_noise(weaker):
+            weaker *= RIDGES[1] / RIDGES[0]
+        return min(weaker, ridge)
 
     @cached_property
     def labels(self) -> Tensor:
@@ -197,6 +216,9 @@ class Spectrum(Correlations):
         solved = self.rotated / (self.values + ridge)[:, None]
         return self.rotated.T @ solved, solved.T @ (self.values[:, None] * solved)
 
+    def above_noise(self, ridge: float) -> bool:
+        return ridge >= 2 * self.noise
+
     def choose_ridge(self, least: float = 0.0) -> float:
         floor = 2 * self.noise
         scores = {ridge: self.criterion(ridge) for ridge in (max(floor, RIDGES[0]), *RIDGES) if ridge >= floor}
@@ -274,14 +296,14 @@ class Factored(Correlations):
                 better = max(around, key=lambda place: (score(place), place))
                 moving, best = better != best, better
         best = max(scores, key=lambda place: (scores[place], place))
-        if best == lowest and least > 0 and self._above_noise(least):
+        if best == lowest and least > 0 and self.above_noise(least):
             return least
-        while best < len(RIDGES) - 1 and not self._above_noise(RIDGES[best]):
+        while best < len(RIDGES) - 1 and not self.above_noise(RIDGES[best]):
             best += 1
         return max(least, RIDGES[best])
 
-    def _above_noise(self, ridge: float) -> bool:
-        """Whether K + r/2 is positive definite, which a smaller ridge that was tried has often shown already."""
+    def above_noise(self, ridge: float) -> bool:
+        """By a factorisation, where a smaller ridge that was tried has not shown it already."""
         shown = any(tried <= ridge / 2 for tried, found in self._known.items() if found is not None)
         return shown or positive(self.matrix, ridge / 2)
 
@@ -323,20 +345,33 @@ def solve(
     ridge: float | None = None,
     least: float = 0.0,
     rounding: float = 0.0,
+    blocks: int = 1,
 ) -> LinearClassifier:
     """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given.
 
     rounding: the variance that rounding added to each entry of G
+    blocks: how many such classifiers are averaged (`committee`), whose ridge is then weaker
     """
     spectrum = correlations(statistics, rounding)
-    strength = spectrum.choose_ridge(least) if ridge is None else ridge
+    strength = spectrum.shared_ridge(spectrum.choose_ridge(least), least, blocks) if ridge is None else ridge
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)
     predictions, labels = spectrum.simulate(strength)
-    beta = CAUTION * inverse_temperature(predictions @ transform + offset, labels)
+    caution = 1 - (1 - CAUTION) / blocks ** (1 / 3)
+    beta = caution * inverse_temperature(predictions @ transform + offset, labels)
     present = spectrum.present
     full_weight = torch.zeros(len(weight), len(present))
     full_bias = torch.full((len(present),), NEVER)
     full_weight[:, present] = (beta * weight).float()
     full_bias[present] = (beta * bias).float()
     return LinearClassifier(full_weight, full_bias, strength)
+
+
+def committee(members: Sequence[LinearClassifier]) -> LinearClassifier:
+    """The mean of the scores of classifiers of different features, as one classifier of all of them in a row."""
+    number = len(members)
+    if number == 1:
+        return members[0]
+    weight = torch.cat([member.weight for member in members]) / number
+    bias = torch.stack([member.bias for member in members]).mean(0)
+    return LinearClassifier(weight, bias, max(member.ridge for member in members))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oneflare.errors import ConfigError, UploadError
-from oneflare.fusion.analytic.solver import LinearClassifier, solve
+from oneflare.fusion.analytic.solver import LinearClassifier, committee, solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
 from oneflare.fusion.densities import MemberDensities, member_densities
 from oneflare.fusion.density.ratio import believed_counts, rule_parts
@@ -21,9 +22,8 @@ from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
 from oneflare.models.members import Rule
 from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
-from oneflare.upload import Upload
 from oneflare.upload.coding import coder_of, rounding_eigenvalue, rounding_variance
-from oneflare.upload.statistics import Plan, Statistics
+from oneflare.upload.statistics import Statistics
 
 ABOVE_ROUNDING = 1.25
 """least ridge, in units of the largest eigenvalue that rounding adds; chosen on held-out training images"""
@@ -39,22 +39,22 @@ OVERLAP = 0.25
 """how much of the networks' opinion the statistics have said already"""
 
 
-def solved_statistics(upload: Upload, plan: Plan) -> Statistics:
-    """The statistics of the features for which fusion `analytic` solves: those in which the sums were sent."""
-    return upload.changed_statistics() if plan.coded else upload.statistics()
+def added_up(uploads: UploadSet) -> tuple[list[Statistics], list[Sketch]]:
+    """The total of each block's `solved_statistics`, and a sketch of each upload by its first block.
 
-
-def added_up(uploads: UploadSet) -> tuple[Statistics, list[Sketch]]:
-    """The total of `solved_statistics`, and a sketch of each upload; each is read once. Masked sums have no sketch."""
+    Each upload is read once. Masked sums have no sketch.
+    """
     if uploads.total is not None or uploads.contract.masked:
-        return uploads.statistics(), []
-    total, sketches = Statistics.zeros(uploads.plan.dim, len(uploads.contract.classes)), []
+        return [uploads.statistics()], []
+    totals = [Statistics.zeros(size, len(uploads.contract.classes)) for size in uploads.plan.blocks]
+    sketches = []
     for upload in uploads:
-        own = solved_statistics(upload, uploads.plan)
-        for mine, whole in ((own.gram, total.gram), (own.sums, total.sums), (own.counts, total.counts)):
-            whole.add_(mine)
-        sketches.append(Sketch.of(own))
-    return total, sketches
+        found = upload.solved_statistics()
+        for own, total in zip(found, totals, strict=True):
+            for mine, whole in ((own.gram, total.gram), (own.sums, total.sums), (own.counts, total.counts)):
+                whole.add_(mine)
+        sketches.append(Sketch.of(found[0]))
+    return totals, sketches
 
 
 @FUSIONS.register("analytic")
@@ -79,34 +79,40 @@ class Analytic(Fusion):
 
     def solved(self, uploads: UploadSet) -> tuple[AnalyticModel, tuple[Suspect, ...]]:
         """The model, and the members whose class means are others'."""
-        total, sketches = added_up(uploads)
+        totals, sketches = added_up(uploads)
         if self.leave_out and uploads.total is not None:
             raise UploadError("fusion analytic.leave_out: members cannot be left out of masked sums; set it to false")
         doubtful = doubtful_sums(uploads, sketches)
         if self.leave_out:
             for upload in uploads:
                 if upload.client in doubtful:
-                    total = total - solved_statistics(upload, uploads.plan)
-        found = self._classifier(total, uploads)
+                    left = zip(totals, upload.solved_statistics(), strict=True)
+                    totals = [total - own for total, own in left]
+        found = self._classifier(totals, uploads)
         model = AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, found.weight, found.bias)
         treatment: Treatment = "left out" if self.leave_out else "kept"
         return model, tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
 
-    def _classifier(self, total: Statistics, uploads: UploadSet) -> LinearClassifier:
-        """The classifier of a total of `solved_statistics`.
+    def _classifier(self, totals: Sequence[Statistics], uploads: UploadSet) -> LinearClassifier:
+        """The classifier of the totals of `solved_statistics`, the mean of those of the blocks.
 
         Sums that were rounded after a change of features z = A phi are solved for z: phi.(A^T W) = z.W. There the
         rounding is the same in all directions. The closed-form criterion takes account of it, and the ridge exceeds
         the largest eigenvalue that rounding adds.
         """
+        blocks = len(totals)
         if not uploads.plan.coded:
-            return solve(total, kind=self.solver, ridge=self.ridge)
+            return committee([solve(total, kind=self.solver, ridge=self.ridge, blocks=blocks) for total in totals])
         image = uploads.contract.image
-        coder = coder_of(uploads.plan.feature_map, image.channels, image.size)
-        steps = [upload.step() for upload in uploads]
-        least = ABOVE_ROUNDING * rounding_eigenvalue(steps, uploads.plan.dim) / max(total.samples, 1.0)
-        found = solve(total, kind=self.solver, ridge=self.ridge, least=least, rounding=rounding_variance(steps))
-        return replace(found, weight=coder.weights(found.weight))
+        coders = coder_of(uploads.plan.feature_map, image.channels, image.size).apart(uploads.plan.blocks)
+        found = []
+        rounded = zip(*(upload.steps() for upload in uploads), strict=True)
+        for total, coder, steps in zip(totals, coders, rounded, strict=True):
+            least = ABOVE_ROUNDING * rounding_eigenvalue(steps, len(total.gram)) / max(total.samples, 1.0)
+            noise = {"least": least, "rounding": rounding_variance(steps)}
+            own = solve(total, kind=self.solver, ridge=self.ridge, blocks=blocks, **noise)
+            found.append(replace(own, weight=coder.weights(own.weight)))
+        return committee(found)
 
 
 @FUSIONS.register("flare_analytic")

@@ -153,7 +153,10 @@ def doubtful_sums(uploads: UploadSet, sketches: Sequence[Sketch] = ()) -> dict[i
         return {}
     if G_B_N not in uploads.offered:  # without covariances nobody knows how far a mean may be off
         return {}
-    known = sketches or [Sketch.of(upload.statistics()) for upload in uploads]
+    blocks = len(uploads.plan.blocks) > 1
+    known = sketches or [
+        Sketch.of(upload.solved_statistics()[0] if blocks else upload.statistics()) for upload in uploads
+    ]
     found = reasons(known, uploads.contract.classes)
     return {uploads.uploads[member].client: reason for member, reason in found.items()}
 
