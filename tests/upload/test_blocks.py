@@ -12,6 +12,8 @@ from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.analytic.solver import Factored, Spectrum, committee, solve
+from oneflare.fusion.trust.exchanged import find_exchanges
+from oneflare.fusion.trust.sums import block_sketches, doubtful_sums
 from oneflare.methods.resolve import resolve
 from oneflare.models.analytic import AnalyticModel
 from oneflare.models.onnx import export_onnx
@@ -19,7 +21,7 @@ from oneflare.nn import build_feature_map, feature_map_spec
 from oneflare.nn.blocks import block_order, block_sizes
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
-from oneflare.upload import read_upload
+from oneflare.upload import Upload, read_upload
 from oneflare.upload.blocks import apart, joined
 from oneflare.upload.contract import statistics_bytes, statistics_layout
 from oneflare.upload.disclosure import disclose
@@ -262,3 +264,37 @@ def test_models_of_maps_with_many_features_are_read_again(tmp_path):
     dim = build_feature_map(large, 1, SIZE).dim
     AnalyticModel(task, large, None, torch.zeros(dim, 10), torch.zeros(10)).save(tmp_path / "model.safetensors")
     assert load_model(tmp_path / "model.safetensors").spec["features"] == 12_500
+
+
+@pytest.fixture
+def four(tmp_path) -> UploadSet:
+    """Four members that have every class."""
+    return uploads_of(tmp_path, {"data": {"train_size": 1200}, "partition": {"clients": 4, "kind": "iid"}})
+
+
+def test_honest_members_are_compared_in_every_block_and_nobody_is_named(four):
+    assert [len(block) for block in block_sketches(four)] == [4, 4, 4]
+    assert not doubtful_sums(four)
+    assert not list(find_exchanges(four))
+
+
+def test_whoever_exchanges_two_classes_in_one_block_alone_is_named(four, monkeypatch):
+    honest = Upload.solved_statistics
+
+    def lying(upload):
+        parts = honest(upload)
+        if upload.client != 2:
+            return parts
+        last, order = parts[-1], [1, 0, *range(2, 10)]
+        means = last.sums / last.counts[:, None]
+        others = means[order]
+        between = [own.T @ (last.counts[:, None] * own) for own in (means, others)]
+        return [
+            *parts[:-1],
+            Statistics(last.gram - between[0] + between[1], others * last.counts[:, None], last.counts),
+        ]
+
+    monkeypatch.setattr(Upload, "solved_statistics", lying)
+    assert set(doubtful_sums(four)) == {2}
+    assert {exchange.members for _, exchange in find_exchanges(four)} == {(2,)}
+    assert [suspect.client for suspect in build_fusion({"name": "analytic"}).fuse(four).suspects] == [2]

@@ -39,21 +39,20 @@ OVERLAP = 0.25
 """how much of the networks' opinion the statistics have said already"""
 
 
-def added_up(uploads: UploadSet) -> tuple[list[Statistics], list[Sketch]]:
-    """The total of each block's `solved_statistics`, and a sketch of each upload by its first block.
+def added_up(uploads: UploadSet) -> tuple[list[Statistics], list[list[Sketch]]]:
+    """The total of each block's `solved_statistics`, and for each block the sketches of all uploads.
 
     Each upload is read once. Masked sums have no sketch.
     """
     if uploads.total is not None or uploads.contract.masked:
         return [uploads.statistics()], []
     totals = [Statistics.zeros(size, len(uploads.contract.classes)) for size in uploads.plan.blocks]
-    sketches = []
+    sketches: list[list[Sketch]] = [[] for _ in totals]
     for upload in uploads:
-        found = upload.solved_statistics()
-        for own, total in zip(found, totals, strict=True):
+        for block, (own, total) in enumerate(zip(upload.solved_statistics(), totals, strict=True)):
             for mine, whole in ((own.gram, total.gram), (own.sums, total.sums), (own.counts, total.counts)):
                 whole.add_(mine)
-        sketches.append(Sketch.of(found[0]))
+            sketches[block].append(Sketch.of(own))
     return totals, sketches
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from oneflare.fusion.base import UploadSet
 from oneflare.fusion.densities import member_densities
 from oneflare.fusion.trust.pictures import answers
-from oneflare.fusion.trust.sums import IMAGES_PER_DIMENSION, RIDGE, Sketch
+from oneflare.fusion.trust.sums import IMAGES_PER_DIMENSION, RIDGE, block_sketches
 from oneflare.upload.statistics import G_B_N
 
 LEAST_IMAGES = 10
@@ -153,13 +153,13 @@ def agreements(uploads: UploadSet) -> Iterator[Agreement]:
     """How far members agree by their statistics and by their networks, as far as their uploads hold these."""
     contract, plan = uploads.contract, uploads.contract.statistics
     if plan is not None and plan.privacy is None and G_B_N in uploads.offered and not contract.masked:
-        sketches = [Sketch.of(upload.statistics()) for upload in uploads]
-        counts = torch.stack([sketch.counts for sketch in sketches])
-        dims = min(sketches[0].means.shape[1], int(counts.sum()) // IMAGES_PER_DIMENSION)
-        if dims:
-            means = torch.stack([sketch.means[:, :dims] for sketch in sketches])
-            within = torch.stack([sketch.within[:dims, :dims] for sketch in sketches]).mean(0)
-            yield Agreement.of(mean_views(means, within), counts >= LEAST_IMAGES)
+        for sketches in block_sketches(uploads):
+            counts = torch.stack([sketch.counts for sketch in sketches])
+            dims = min(sketches[0].means.shape[1], int(counts.sum()) // IMAGES_PER_DIMENSION)
+            if dims:
+                means = torch.stack([sketch.means[:, :dims] for sketch in sketches])
+                within = torch.stack([sketch.within[:dims, :dims] for sketch in sketches]).mean(0)
+                yield Agreement.of(mean_views(means, within), counts >= LEAST_IMAGES)
     if contract.deep and contract.image.backbone is None and {"density", "counts"} <= uploads.offered:
         judged = uploads.counts >= LEAST_IMAGES
         yield Agreement.of(picture_views(answers(uploads, member_densities(uploads), judged)), judged)

@@ -141,11 +141,21 @@ def reasons(sketches: Sequence[Sketch], classes: Sequence[str]) -> dict[int, str
     }
 
 
-def doubtful_sums(uploads: UploadSet, sketches: Sequence[Sketch] = ()) -> dict[int, str]:
-    """Client -> why its statistics do not fit the others'.
+def block_sketches(uploads: UploadSet) -> list[list[Sketch]]:
+    """For every block of features the sketches of all uploads in their order; each upload is read once."""
+    several = len(uploads.plan.blocks) > 1
+    found = [
+        [Sketch.of(part) for part in (upload.solved_statistics() if several else [upload.statistics()])]
+        for upload in uploads
+    ]
+    return [list(block) for block in zip(*found, strict=True)]
+
+
+def doubtful_sums(uploads: UploadSet, sketches: Sequence[Sequence[Sketch]] = ()) -> dict[int, str]:
+    """Client -> why its statistics do not fit the others', in whichever block of features.
 
     Noised statistics are too uncertain to be judged, and masked ones cannot be seen.
-    sketches: of all uploads in their order, where they are known already
+    sketches: as `block_sketches` gives them, where they are known already
     """
     if uploads.contract.masked or uploads.contract.statistics is None:
         return {}
@@ -153,12 +163,11 @@ def doubtful_sums(uploads: UploadSet, sketches: Sequence[Sketch] = ()) -> dict[i
         return {}
     if G_B_N not in uploads.offered:  # without covariances nobody knows how far a mean may be off
         return {}
-    blocks = len(uploads.plan.blocks) > 1
-    known = sketches or [
-        Sketch.of(upload.solved_statistics()[0] if blocks else upload.statistics()) for upload in uploads
-    ]
-    found = reasons(known, uploads.contract.classes)
-    return {uploads.uploads[member].client: reason for member, reason in found.items()}
+    found: dict[int, str] = {}
+    for block in sketches or block_sketches(uploads):
+        for member, reason in reasons(block, uploads.contract.classes).items():
+            found.setdefault(uploads.uploads[member].client, reason)
+    return found
 
 
 def loud_evidence(uploads: UploadSet) -> dict[int, str]:
