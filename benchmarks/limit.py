@@ -88,7 +88,8 @@ def measure(only: str) -> None:
             continue
         if not (folder / "result.json").exists():
             before = time.monotonic(), children_seconds()
-            subprocess.run(["oneflare", "run", *words, "--out", str(folder), "--quiet"], check=True)
+            command = str(Path(sys.executable).with_name("oneflare"))
+            subprocess.run([command, "run", *words, "--out", str(folder), "--quiet"], check=True)
             wall, processor = time.monotonic() - before[0], children_seconds() - before[1]
             write_json(folder / "time.json", {"wall_seconds": wall, "processor_seconds": processor})
         write_json(RESULTS, stored() | {name: figures(folder, words)})
