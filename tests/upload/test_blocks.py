@@ -260,10 +260,10 @@ def test_plans_that_blocks_do_not_fit_are_refused():
 
 def test_models_of_maps_with_many_features_are_read_again(tmp_path):
     task = fuse(uploads_of(tmp_path)).task
-    large = SPEC | {"features": 12_500}
+    large = SPEC | {"features": 4_200}
     dim = build_feature_map(large, 1, SIZE).dim
     AnalyticModel(task, large, None, torch.zeros(dim, 10), torch.zeros(10)).save(tmp_path / "model.safetensors")
-    assert load_model(tmp_path / "model.safetensors").spec["features"] == 12_500
+    assert load_model(tmp_path / "model.safetensors").spec["features"] == 4_200
 
 
 @pytest.fixture

@@ -143,7 +143,8 @@ class Upload:
         packed = self._packed(G_B_N)
         if len(self._blocks) > 1:
             raise UploadError(
-                f"{self.path}: holds products of features within blocks alone (analytic.blocks); use fusion analytic"
+                f"{self.path}: holds products of features within blocks alone (analytic.blocks), which only fusion "
+                "analytic can use"
             )
         if FIXED in packed:
             return self._fixed(packed)
