@@ -49,6 +49,8 @@ PUBLISHED_MAPS = {"CKN, two layers": ((2300, 77.5), (9200, 82.0))}
 
 BLOCKS = {"3MB": 2, "45MB": 8}
 """in which features are where products are summed within blocks alone, by the size of the upload"""
+PATCHES = {"cifar10": "small", "cifar100": "small", "svhn": "large"}
+"""`analytic.patches`, chosen on training images that nobody trained on (docs/analytic.md)"""
 
 
 def cells() -> dict[str, list[str]]:
@@ -60,7 +62,10 @@ def cells() -> dict[str, list[str]]:
     for data, limit, alpha, seed in in_blocks:
         words = _words(data, limit, "coarse", alpha, seed)
         words += [f"analytic.blocks={BLOCKS[limit]}", "analytic.kept=10", "workers=1"]
-        found[f"{data}-{limit} in {BLOCKS[limit]} blocks-coarse-a{alpha}-s{seed}"] = words
+        size = f"{limit} in {BLOCKS[limit]} blocks"
+        chosen = [*words, f"analytic.patches={PATCHES[data]}"]
+        found[f"{data}-{size}, {PATCHES[data]} patches-coarse-a{alpha}-s{seed}"] = chosen
+        found[f"{data}-{size}-coarse-a{alpha}-s{seed}"] = words
     wanted = [(data, "45MB", "coarse", 0.05, 0) for data in DATA]
     wanted += [(data, limit, "coarse", 0.05, 0) for limit in ("3MB", "20MB", "10MB") for data in DATA]
     wanted += [("cifar10", "3MB", "coarse", 0.5, 0), ("cifar10", "3MB", "fine", 0.05, 0)]

@@ -8,7 +8,7 @@ from oneflare.errors import ConfigError
 from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
 from oneflare.nn.feature_maps import Bounded, soft_cells
 from oneflare.nn.filter_banks import CONTRAST_EPS, FilterBank, PairBank, View
-from oneflare.nn.paired_maps import Paired, PairedShape, Size, kept_outputs
+from oneflare.nn.paired_maps import Paired, PairedShape, Size, kept_outputs, parts_of
 from oneflare.nn.sized_maps import fitted
 from oneflare.nn.synthetic_filters import synthetic_filters
 
@@ -96,6 +96,7 @@ def test_the_map_is_a_function_of_its_spec():
     one = build_feature_map(spec, 3, 32)
     assert build_feature_map(spec, 3, 32).fingerprint() == one.fingerprint()
     changes = {"seed": 4, "features": 70, "threshold": 0.3, "mirror": True, "kept": 4, "colour_grid": 2}
+    changes["patches"] = "large"
     for change in ({name: value} for name, value in changes.items()):
         assert build_feature_map(spec | change, 3, 32).fingerprint() != one.fingerprint()
     assert feature_map_spec({"name": "paired"}, flip=True)["mirror"] is True
@@ -109,10 +110,13 @@ def test_each_filter_keeps_as_many_of_its_outputs():
 
 @pytest.mark.parametrize(
     "options",
-    [{"features": 1}, {"features": 99999}, {"kept": 0}, {"kept": 11}, {"budget": "0.01s"}, {"threshold": -1}],
+    [
+        *({"features": 1}, {"features": 99999}, {"kept": 0}, {"kept": 11}, {"budget": "0.01s"}, {"threshold": -1}),
+        {"patches": "huge"},
+    ],
 )
 def test_options_that_do_not_fit_are_refused(options):
-    with pytest.raises(ConfigError, match="analytic"):
+    with pytest.raises(ConfigError, match="analytic|paired.patches"):
         build_feature_map({"name": "paired", **options}, 3, 32)
 
 
@@ -122,6 +126,34 @@ def test_shares_follow_the_weights_and_add_up():
         ("filters", 1, 301), ("pairs", 1, 301), ("filters", 2, 201),
     ]  # fmt: skip
     assert all(sum(share for _, share in shape.shares(number)) == number for number in range(3, 50))
+
+
+def seen(size, patches):
+    """What the banks are, and the side of their patches in pixels of the image."""
+    return [(part.kind, part.kernel * part.reduce) for part in parts_of(size, patches)]
+
+
+def test_patches_are_small_or_large_as_asked_for():
+    assert seen(32, "even") == [("filters", 5), ("pairs", 5), ("filters", 10)]
+    both = [("pairs", 5), ("pairs", 5)], [("pairs", 3), ("pairs", 3)]
+    assert seen(32, "small") == [("filters", 5), *both[0], ("filters", 10), ("filters", 3), *both[1]]
+    assert seen(32, "large") == [("filters", 10), ("pairs", 10), ("filters", 14)]
+
+
+def test_patches_fit_small_images():
+    """Half of 28 pixels are 14, where patches have two pixels less; 8 pixels are not halved."""
+    assert seen(28, "large") == [("filters", 6), ("pairs", 6), ("filters", 10)]
+    assert seen(8, "large") == [("filters", 3), ("pairs", 3), ("filters", 5)]
+    assert set(seen(8, "small")) == {("filters", 3), ("pairs", 3)}
+    for size in (8, 33):
+        own = build(size=size, channels=1, features=40, patches="large")
+        assert torch.isfinite(own(images(2, 1, size))).all()
+
+
+def test_banks_of_the_same_kind_have_filters_of_their_own():
+    own = build(channels=1, size=8, features=300, patches="small")
+    prints = [bank.fingerprint() for bank in own.banks]
+    assert len(set(prints)) == len(prints) == 6
 
 
 def test_a_budget_takes_the_most_features_that_its_table_allows():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,7 @@ MOST_IN_BLOCKS = 40_000
 MOST_BLOCKS = 64
 SMALL_SIDE = 16
 """pixels below which patches are small ones alone"""
-LARGE_KERNEL, SMALL_KERNEL = 5, 3
-WEIGHTS = ({"filters": 3, "pairs": 3}, {"filters": 2})
-"""relative shares of the features of the image, and of the image at half its size; docs/analytic.md says why"""
+SMALL_KERNEL = 3
 OPERATIONS_PER_SECOND = 3.0e10
 """of one core in a convolution and what follows it. A constant, so that every member finds the same map for a budget"""
 PAIR_POSITIONS_PER_SECOND = 5.0e8
@@ -40,8 +38,37 @@ PRODUCTS_PER_SECOND = 2.0e10
 
 
 @dataclass(frozen=True)
+class Part:
+    """A bank before it is built."""
+
+    kind: str
+    """filters | pairs"""
+    kernel: int
+    scale: int
+    """0: the image as it is, 1: at half its size"""
+    weight: int
+    """its share in the features, relative to those of others"""
+
+
+PATCHES = {
+    "even": (Part("filters", 5, 0, 3), Part("pairs", 5, 0, 3), Part("filters", 5, 1, 2)),
+    "small": (
+        Part("filters", 5, 0, 2),
+        Part("pairs", 5, 0, 1),
+        Part("pairs", 5, 0, 1),
+        Part("filters", 5, 1, 2),
+        Part("filters", 3, 0, 2),
+        Part("pairs", 3, 0, 1),
+        Part("pairs", 3, 0, 1),
+    ),
+    "large": (Part("filters", 5, 1, 1), Part("pairs", 5, 1, 1), Part("filters", 7, 1, 1)),
+}
+"""What the features look at; docs/analytic.md says why. Two banks of pairs have twice the filters to choose from."""
+
+
+@dataclass(frozen=True)
 class Size(Options):
-    """How large `paired` is, and how its features are divided."""
+    """How large `paired` is, what it looks at, and how its features are divided."""
 
     features: int | None = None
     """beside those of colours; by default as many as budget and upload.limit allow, or 1,150 where neither is given"""
@@ -49,29 +76,39 @@ class Size(Options):
     """time of one core for 10,000 images, by a fixed table: the same map for all members, whatever their machines"""
     kept: int = 5
     """of the ten outputs of a filter (two signs, five cells), drawn anew for each filter"""
+    patches: Literal["even", "small", "large"] = "even"
+    """small: of 3 and 5 pixels, and some of 10, for photographs; large: of 10 and 14 pixels, for digits, signs and
+    other shapes that fill the image; even: of 5 and 10"""
     blocks: int | None = None
     """sum products of two features only where both are in the same of so many blocks; the server solves for each block
     and averages the scores, and for the same upload more features fit. Default: products of all features"""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A bank before it is built."""
+class FittedPart:
+    """A part for images of one size."""
 
     kind: str
-    """filters | pairs"""
     kernel: int
     reduce: int
+    """by how much the image is made smaller first"""
     weight: int
-    """its share in the features, relative to those of others"""
 
 
-def parts_of(size: int) -> list[Part]:
-    """The banks for images of so many pixels."""
+def parts_of(size: int, patches: str) -> list[FittedPart]:
+    """The banks for images of so many pixels.
+
+    Where the image at half its size would be too small, parts that look at it are left out, or look at the whole image
+    if there are no others. On less than 16 pixels patches have two pixels less, but three at least.
+    """
+    reductions = scale_reductions(size, 1 + max(part.scale for part in PATCHES[patches]))
+    possible = [part for part in PATCHES[patches] if part.scale < len(reductions)]
     found = []
-    for reduce, weights in zip(scale_reductions(size, len(WEIGHTS)), WEIGHTS, strict=False):
-        kernel = SMALL_KERNEL if size // reduce < SMALL_SIDE else LARGE_KERNEL
-        found += [Part(kind, kernel, reduce, weight) for kind, weight in weights.items()]
+    for part in possible or PATCHES[patches]:
+        reduce = reductions[min(part.scale, len(reductions) - 1)]
+        small = size // reduce < SMALL_SIDE
+        kernel = max(SMALL_KERNEL, part.kernel - 2) if small else part.kernel
+        found.append(FittedPart(part.kind, kernel, reduce, part.weight))
     return found
 
 
@@ -79,8 +116,9 @@ def parts_of(size: int) -> list[Part]:
 class Paired:
     """filters on the image and on the image at half its size, and products of neighbouring responses
 
-    phi = (colours, outputs of each bank): a `FilterBank` and a `PairBank` of the image, and a `FilterBank` of the image
-    at half its size where that leaves at least 12 pixels. Three quarters of the features see the image as it is.
+    phi = (colours, outputs of each bank). By default (`patches: even`) the banks are a `FilterBank` and a `PairBank` of
+    the image, and a `FilterBank` of the image at half its size where that leaves at least 12 pixels; three quarters of
+    the features see the image as it is.
 
     Where mirrored images keep their label, phi is the mean of the features of the image and of its mirror image,
     which equals adding all mirrored images at no cost (`RandomConv`).
@@ -167,7 +205,7 @@ class Paired:
         return digest.hexdigest()
 
 
-def members(part: Part, share: int, kept: int) -> int:
+def members(part: FittedPart, share: int, kept: int) -> int:
     """The filters or pairs that so many features need."""
     return -(-share // (kept if part.kind == "filters" else CELLS))
 
@@ -191,7 +229,7 @@ class PairedShape:
         self.blocks = parts.blocks or 1
         self.most = min(MOST_FEATURES * self.blocks, MOST_IN_BLOCKS)
         self.colours = colour_features(channels, colour_grid, mirror)
-        self.parts = parts_of(size)
+        self.parts = parts_of(size, parts.patches)
         self.least = max(len(self.parts), self.blocks)
         self.features = self._number(parts)
 
@@ -213,7 +251,7 @@ class PairedShape:
             )
         return fitting
 
-    def shares(self, features: int) -> list[tuple[Part, int]]:
+    def shares(self, features: int) -> list[tuple[FittedPart, int]]:
         """The features of each bank by its weight, at least one; the first takes what is left over."""
         spare, whole = features - len(self.parts), sum(part.weight for part in self.parts)
         found = [1 + spare * part.weight // whole for part in self.parts]
