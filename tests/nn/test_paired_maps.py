@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from oneflare.errors import ConfigError
 from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
+from oneflare.nn.blocks import block_order, block_sizes
 from oneflare.nn.feature_maps import Bounded, soft_cells
 from oneflare.nn.filter_banks import CONTRAST_EPS, FilterBank, PairBank, View
 from oneflare.nn.paired_maps import Paired, PairedShape, Size, kept_outputs, parts_of
@@ -116,7 +117,7 @@ def test_each_filter_keeps_as_many_of_its_outputs():
     ],
 )
 def test_options_that_do_not_fit_are_refused(options):
-    with pytest.raises(ConfigError, match="analytic|paired.patches"):
+    with pytest.raises(ConfigError, match=r"analytic|paired\.patches"):
         build_feature_map({"name": "paired", **options}, 3, 32)
 
 
@@ -134,10 +135,11 @@ def seen(size, patches):
 
 
 def test_patches_are_small_or_large_as_asked_for():
-    assert seen(32, "even") == [("filters", 5), ("pairs", 5), ("filters", 10)]
+    assert seen(32, None) == [("filters", 5), ("pairs", 5), ("filters", 10)]
     both = [("pairs", 5), ("pairs", 5)], [("pairs", 3), ("pairs", 3)]
     assert seen(32, "small") == [("filters", 5), *both[0], ("filters", 10), ("filters", 3), *both[1]]
     assert seen(32, "large") == [("filters", 10), ("pairs", 10), ("filters", 14)]
+    assert "patches" not in feature_map_spec({"name": "paired"}, flip=True)  # as before there was a choice
 
 
 def test_patches_fit_small_images():
@@ -148,6 +150,25 @@ def test_patches_fit_small_images():
     for size in (8, 33):
         own = build(size=size, channels=1, features=40, patches="large")
         assert torch.isfinite(own(images(2, 1, size))).all()
+
+
+def test_patches_of_both_sizes_are_in_blocks_of_their_own():
+    for features, blocks in ((150, 2), (301, 5), (407, 8)):
+        shape = PairedShape(3, 32, True, 4, Size(features=features, blocks=blocks, patches="both"))
+        small = [share for part, share in shape.shares(features) if part.reduce == 1]
+        large = [share for part, share in shape.shares(features) if part.reduce == 2]
+        assert (len(small), len(large), sum(small) + sum(large)) == (4, 3, features)
+        first = sum(block_sizes(shape.dim(features), blocks)[: (blocks + 1) // 2])
+        assert sum(small) + shape.colours == first
+        order = block_order(shape.dim(features), blocks, shape.groups(features))
+        assert torch.equal(order.sort().values, torch.arange(shape.dim(features)))
+        assert int(order[:first].max()) < first
+    with pytest.raises(ConfigError, match="between"):
+        PairedShape(3, 32, True, 4, Size(features=100, blocks=2, patches="both"))
+    mixed = PairedShape(3, 32, True, 4, Size(features=70, patches="both"))
+    assert [share for _, share in mixed.shares(70)] == [10] * 7  # in one block, side by side
+    grey = PairedShape(1, 8, False, 4, Size(features=70, blocks=2, patches="both"))
+    assert {part.reduce for part in grey.parts} == {1}  # nothing to see at half of 8 pixels
 
 
 def test_banks_of_the_same_kind_have_filters_of_their_own():

@@ -11,7 +11,8 @@ from oneflare.core.config import DataConfig
 from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
-from oneflare.fusion.analytic.solver import Factored, Spectrum, committee, solve
+from oneflare.fusion.analytic.committee import committee, shares
+from oneflare.fusion.analytic.solver import Factored, Spectrum, solve
 from oneflare.fusion.trust.exchanged import find_exchanges
 from oneflare.fusion.trust.sums import block_sketches, doubtful_sums
 from oneflare.methods.resolve import resolve
@@ -115,14 +116,18 @@ def test_blocks_are_packed_as_the_contract_expects_and_come_apart_again(dtype):
 
 
 @pytest.mark.parametrize("ridge", [0.3, None])
-def test_the_model_is_the_mean_of_the_classifiers_of_its_blocks(tmp_path, ridge):
+def test_the_model_is_the_weighed_mean_of_the_classifiers_of_its_blocks(tmp_path, ridge):
     uploads = uploads_of(tmp_path)
     total = measure(FEATURES, *uploads_images(uploads), 10)
     alone = [solve(unpack(pack(own)), ridge=ridge, blocks=3) for own in cut_out(total)]
     phi = FEATURES(DIGITS.test.images)
     scores = [part.float() @ one.weight + one.bias for part, one in zip(phi.split(SIZES, 1), alone, strict=True)]
     logits = fuse(uploads, ridge=ridge).logits(DIGITS.test.images)
-    assert torch.allclose(logits, sum(scores) / 3, atol=2e-3)
+    weights = shares([one.cosine for one in alone]).tolist()
+    length = sum(weight * one.spread for weight, one in zip(weights, alone, strict=True))
+    each = zip(weights, alone, scores, strict=True)
+    assert torch.allclose(logits, sum(weight * length / one.spread * own for weight, one, own in each), atol=2e-3)
+    assert all(0.1 < weight < 0.6 for weight in weights)  # blocks of the same kinds of features
     assert float((logits.argmax(1) == DIGITS.test.labels).float().mean()) > 0.9
 
 

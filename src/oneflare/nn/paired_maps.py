@@ -47,7 +47,9 @@ class Part:
     scale: int
     """0: the image as it is, 1: at half its size"""
     weight: int
-    """its share in the features, relative to those of others"""
+    """its share in the features, relative to those of others of its group"""
+    group: int = 0
+    """parts of another group are in blocks of their own, which the server weighs by themselves"""
 
 
 PATCHES = {
@@ -62,6 +64,15 @@ PATCHES = {
         Part("pairs", 3, 0, 1),
     ),
     "large": (Part("filters", 5, 1, 1), Part("pairs", 5, 1, 1), Part("filters", 7, 1, 1)),
+    "both": (
+        Part("filters", 5, 0, 1),
+        Part("pairs", 5, 0, 1),
+        Part("filters", 3, 0, 1),
+        Part("pairs", 3, 0, 1),
+        Part("filters", 5, 1, 1, group=1),
+        Part("pairs", 5, 1, 1, group=1),
+        Part("filters", 7, 1, 1, group=1),
+    ),
 }
 """What the features look at; docs/analytic.md says why. Two banks of pairs have twice the filters to choose from."""
 
@@ -76,9 +87,10 @@ class Size(Options):
     """time of one core for 10,000 images, by a fixed table: the same map for all members, whatever their machines"""
     kept: int = 5
     """of the ten outputs of a filter (two signs, five cells), drawn anew for each filter"""
-    patches: Literal["even", "small", "large"] = "even"
+    patches: Literal["small", "large", "both"] | None = None
     """small: of 3 and 5 pixels, and some of 10, for photographs; large: of 10 and 14 pixels, for digits, signs and
-    other shapes that fill the image; even: of 5 and 10"""
+    other shapes that fill the image; both: small ones in one half of the blocks and large ones in the other, and the
+    server weighs the blocks by what the sums say of them. Default: of 5 and 10 pixels"""
     blocks: int | None = None
     """sum products of two features only where both are in the same of so many blocks; the server solves for each block
     and averages the scores, and for the same upload more features fit. Default: products of all features"""
@@ -93,22 +105,24 @@ class FittedPart:
     reduce: int
     """by how much the image is made smaller first"""
     weight: int
+    group: int
 
 
-def parts_of(size: int, patches: str) -> list[FittedPart]:
+def parts_of(size: int, patches: str | None) -> list[FittedPart]:
     """The banks for images of so many pixels.
 
     Where the image at half its size would be too small, parts that look at it are left out, or look at the whole image
     if there are no others. On less than 16 pixels patches have two pixels less, but three at least.
     """
-    reductions = scale_reductions(size, 1 + max(part.scale for part in PATCHES[patches]))
-    possible = [part for part in PATCHES[patches] if part.scale < len(reductions)]
+    wanted = PATCHES[patches or "even"]
+    reductions = scale_reductions(size, 1 + max(part.scale for part in wanted))
+    possible = [part for part in wanted if part.scale < len(reductions)]
     found = []
-    for part in possible or PATCHES[patches]:
+    for part in possible or wanted:
         reduce = reductions[min(part.scale, len(reductions) - 1)]
         small = size // reduce < SMALL_SIDE
         kernel = max(SMALL_KERNEL, part.kernel - 2) if small else part.kernel
-        found.append(FittedPart(part.kind, kernel, reduce, part.weight))
+        found.append(FittedPart(part.kind, kernel, reduce, part.weight, part.group))
     return found
 
 
@@ -155,7 +169,8 @@ class Paired:
                 self.kept.append(torch.arange(share))
         self.dim = self.shape.dim(self.shape.features)
         self.blocks = block_sizes(self.dim, parts.blocks)
-        self.order = None if parts.blocks is None else block_order(self.dim, parts.blocks)
+        groups = self.shape.groups(self.shape.features)
+        self.order = None if parts.blocks is None else block_order(self.dim, parts.blocks, groups)
         self.parameters = sum(bank.parameters for bank in self.banks)
 
     @torch.no_grad()
@@ -230,7 +245,10 @@ class PairedShape:
         self.most = min(MOST_FEATURES * self.blocks, MOST_IN_BLOCKS)
         self.colours = colour_features(channels, colour_grid, mirror)
         self.parts = parts_of(size, parts.patches)
+        self.grouped = self.blocks > 1 and len({part.group for part in self.parts}) > 1
         self.least = max(len(self.parts), self.blocks)
+        if self.grouped:
+            self.least = 2 * (self.colours + self.least)
         self.features = self._number(parts)
 
     def _number(self, parts: Size) -> int:
@@ -251,12 +269,24 @@ class PairedShape:
             )
         return fitting
 
+    def groups(self, features: int) -> list[int]:
+        """How many features there are in the blocks of each group, the colours among those of the first."""
+        dim = self.dim(features)
+        first = sum(block_sizes(dim, self.blocks)[: (self.blocks + 1) // 2]) if self.grouped else dim
+        return [first, dim - first] if self.grouped else [dim]
+
     def shares(self, features: int) -> list[tuple[FittedPart, int]]:
-        """The features of each bank by its weight, at least one; the first takes what is left over."""
-        spare, whole = features - len(self.parts), sum(part.weight for part in self.parts)
-        found = [1 + spare * part.weight // whole for part in self.parts]
-        found[0] += features - sum(found)
-        return list(zip(self.parts, found, strict=True))
+        """The features of each bank by its weight in its group, at least one; a group's first takes what is left."""
+        numbers = self.groups(features)
+        numbers[0] -= self.colours
+        found = []
+        for group, number in enumerate(numbers):
+            parts = [part for part in self.parts if part.group == group or not self.grouped]
+            spare, whole = number - len(parts), sum(part.weight for part in parts)
+            each = [1 + spare * part.weight // whole for part in parts]
+            each[0] += number - sum(each)
+            found += list(zip(parts, each, strict=True))
+        return found
 
     def dim(self, features: int) -> int:
         return self.colours + features

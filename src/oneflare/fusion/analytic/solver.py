@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,6 +48,10 @@ class LinearClassifier:
     bias: Tensor
     """`(C,)` float32"""
     ridge: float
+    cosine: float = 1.0
+    """between scores of left-out images and their labels, by `Correlations.criterion`"""
+    spread: float = 1.0
+    """of the scores of left-out images around their mean over classes, root mean square"""
 
 
 class Correlations:
@@ -350,28 +353,21 @@ def solve(
     """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given.
 
     rounding: the variance that rounding added to each entry of G
-    blocks: how many such classifiers are averaged (`committee`), whose ridge is then weaker
+    blocks: how many such classifiers are averaged (`oneflare.fusion.analytic.committee`), whose ridge is then weaker
     """
     spectrum = correlations(statistics, rounding)
-    strength = spectrum.shared_ridge(spectrum.choose_ridge(least), least, blocks) if ridge is None else ridge
+    alone = spectrum.choose_ridge(least) if ridge is None else ridge
+    strength = spectrum.shared_ridge(alone, least, blocks) if ridge is None else ridge
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)
     predictions, labels = spectrum.simulate(strength)
     caution = 1 - (1 - CAUTION) / blocks ** (1 / 3)
-    beta = caution * inverse_temperature(predictions @ transform + offset, labels)
+    logits = predictions @ transform + offset
+    beta = caution * inverse_temperature(logits, labels)
+    spread = beta * float((logits - logits.mean(1, keepdim=True)).square().mean().sqrt())
     present = spectrum.present
     full_weight = torch.zeros(len(weight), len(present))
     full_bias = torch.full((len(present),), NEVER)
     full_weight[:, present] = (beta * weight).float()
     full_bias[present] = (beta * bias).float()
-    return LinearClassifier(full_weight, full_bias, strength)
-
-
-def committee(members: Sequence[LinearClassifier]) -> LinearClassifier:
-    """The mean of the scores of classifiers of different features, as one classifier of all of them in a row."""
-    number = len(members)
-    if number == 1:
-        return members[0]
-    weight = torch.cat([member.weight for member in members]) / number
-    bias = torch.stack([member.bias for member in members]).mean(0)
-    return LinearClassifier(weight, bias, max(member.ridge for member in members))
+    return LinearClassifier(full_weight, full_bias, strength, spectrum.criterion(alone), spread)

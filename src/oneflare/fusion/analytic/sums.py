@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from oneflare.errors import ConfigError, UploadError
-from oneflare.fusion.analytic.solver import LinearClassifier, committee, solve
+from oneflare.fusion.analytic.committee import committee
+from oneflare.fusion.analytic.solver import LinearClassifier, solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
 from oneflare.fusion.densities import MemberDensities, member_densities
 from oneflare.fusion.density.ratio import believed_counts, rule_parts
@@ -93,7 +94,7 @@ class Analytic(Fusion):
         return model, tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
 
     def _classifier(self, totals: Sequence[Statistics], uploads: UploadSet) -> LinearClassifier:
-        """The classifier of the totals of `solved_statistics`, the mean of those of the blocks.
+        """The classifier of the totals of `solved_statistics`, the weighed mean of those of the blocks.
 
         Sums that were rounded after a change of features z = A phi are solved for z: phi.(A^T W) = z.W. There the
         rounding is the same in all directions. The closed-form criterion takes account of it, and the ridge exceeds
