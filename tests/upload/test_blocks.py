@@ -11,6 +11,7 @@ from oneflare.core.config import DataConfig
 from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
+from oneflare.fusion.analytic import solver
 from oneflare.fusion.analytic.committee import committee, shares
 from oneflare.fusion.analytic.solver import Factored, Spectrum, solve
 from oneflare.fusion.trust.exchanged import find_exchanges
@@ -139,17 +140,29 @@ def uploads_images(uploads):
 
 
 @pytest.mark.parametrize("kind", [Spectrum, Factored])
-def test_the_ridge_of_a_committee_is_one_kth_unless_noise_forbids_it(kind):
-    own = cut_out(measure(FEATURES, DIGITS.train.images[:300], DIGITS.train.labels[:300], 10))[0]
-    made = kind(own)
+def test_the_ridge_of_a_committee_is_one_kth(kind):
+    made = kind(cut_out(measure(FEATURES, DIGITS.train.images[:300], DIGITS.train.labels[:300], 10))[0])
     assert made.shared_ridge(0.4, 0.0, 1) == 0.4
     assert made.shared_ridge(0.4, 0.0, 4) == pytest.approx(0.1)
     assert made.shared_ridge(0.4, 0.8, 4) == pytest.approx(0.2)
-    noised = Statistics(own.gram - 0.06 * own.samples * torch.diag(made.inverse.clamp(min=1e-9) ** -2), *rest_of(own))
-    limited = kind(noised)
-    found = limited.shared_ridge(1.0, 0.0, 64)
-    assert 1 / 64 < found <= 1.0
-    assert limited.above_noise(found)
+
+
+@pytest.mark.parametrize("from_factored", [True, False])
+def test_negative_eigenvalues_count_as_nothing_in_a_committee(from_factored, monkeypatch):
+    """Oracle: least squares with the correlation matrix put together again from its eigenvalues, negative ones 0."""
+    if from_factored:
+        monkeypatch.setattr(solver, "FACTORED_FROM", 1)
+    own = cut_out(measure(FEATURES, DIGITS.train.images[:300], DIGITS.train.labels[:300], 10))[0]
+    plain = Spectrum(own)
+    noised = Statistics(own.gram - 0.06 * own.samples * torch.diag(plain.inverse.clamp(min=1e-9) ** -2), *rest_of(own))
+    found = solve(noised, kind="ridge", blocks=64)
+    made = Spectrum(noised)
+    assert made.noise > found.ridge  # K + r is indefinite
+    values, vectors = torch.linalg.eigh(made.matrix)
+    repaired = vectors @ torch.diag(values.clamp(min=0)) @ vectors.T
+    expected = torch.linalg.solve(repaired + found.ridge * torch.eye(len(values)), made.cross) * made.inverse[:, None]
+    ratio = (found.weight * expected).sum() / expected.square().sum()
+    assert torch.allclose(found.weight.double(), ratio * expected, atol=1e-3 * float(found.weight.abs().max()))
 
 
 def rest_of(own: Statistics):

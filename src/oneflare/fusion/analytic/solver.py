@@ -102,18 +102,13 @@ class Correlations:
         raise NotImplementedError
 
     def shared_ridge(self, ridge: float, least: float, blocks: int) -> float:
-        """r / K for the mean of K such classifiers, or the smallest strength above it that noise in K allows.
+        """r / K for the mean of K such classifiers.
 
         The best ridge of one classifier weighs its variance against its bias. The mean of K classifiers of different
         features has the same bias and, as far as their errors are unrelated, one K-th of the variance. What rounding
-        adds is unrelated as well, so that `least` is divided too; K + r/2 must be positive semidefinite in any case.
+        adds is unrelated as well, so that `least` is divided too.
         """
-        if blocks == 1:
-            return ridge
-        weaker = max(ridge, least) / blocks
-        while weaker < ridge and not self.above_noise(weaker):
-            weaker *= RIDGES[1] / RIDGES[0]
-        return min(weaker, ridge)
+        return ridge if blocks == 1 else max(ridge, least) / blocks
 
     @cached_property
     def labels(self) -> Tensor:
@@ -196,7 +191,11 @@ class Correlations:
 
 
 class Spectrum(Correlations):
-    """K = V diag(e) V^T: one costly step, after which every ridge is cheap."""
+    """K = V diag(e) V^T: one costly step, after which every ridge is cheap.
+
+    Noise in K makes some e negative, which no features could; they count as 0. A ridge may then be far smaller than
+    K + r > 0 would ask for.
+    """
 
     def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
         super().__init__(statistics, rounding)
@@ -355,9 +354,11 @@ def solve(
     rounding: the variance that rounding added to each entry of G
     blocks: how many such classifiers are averaged (`oneflare.fusion.analytic.committee`), whose ridge is then weaker
     """
-    spectrum = correlations(statistics, rounding)
+    spectrum = Spectrum(statistics, rounding) if blocks > 1 and rounding > 0 else correlations(statistics, rounding)
     alone = spectrum.choose_ridge(least) if ridge is None else ridge
     strength = spectrum.shared_ridge(alone, least, blocks) if ridge is None else ridge
+    if blocks > 1 and not spectrum.above_noise(strength) and not isinstance(spectrum, Spectrum):
+        spectrum = Spectrum(statistics, rounding)
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)
     predictions, labels = spectrum.simulate(strength)
