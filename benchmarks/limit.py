@@ -172,7 +172,8 @@ def table() -> None:
         f"20,000 training and 5,000 test images, {CLIENTS} clients. A size in megabytes is `upload.limit`, with",
         "`analytic=paired`. Lines that name `multi_scale` are of that older map: with windows where the size is in",
         "megabytes, without (`analytic.shifted=false`) where it is a number of filters. Lines that name blocks have",
-        "`analytic.blocks`, and all ten outputs of each filter (`analytic.kept=10`).",
+        "`analytic.blocks`, and all ten outputs of each filter (`analytic.kept=10`); those that name patches have",
+        "`analytic.patches`. Some were fused again from the same uploads by later code: docs/analytic.md says which.",
         "Seconds of clients and of the fusion passed on a machine of two cores that many others used at the same time.",
         "Processor seconds are those of all processes of a run: reading, clients, checks, fusion and test images.",
         "",
@@ -199,6 +200,7 @@ def curves(measure: str, unit: float) -> dict[str, list[tuple[float, float]]]:
         data, size, dtype, *_ = name.split("-")
         if cell.get(measure) is not None:
             kind = ", multi_scale" if "multi_scale" in size else ", blocks" if "blocks" in size else ""
+            kind += ", chosen patches" if "patches" in size else ""
             label = f"{data}, {dtype}{kind}"
             points.setdefault(label, []).append((cell[measure] / unit, 100 * cell["accuracy"]))
     return points

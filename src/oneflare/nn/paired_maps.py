@@ -93,7 +93,8 @@ class Size(Options):
     server weighs the blocks by what the sums say of them. Default: of 5 and 10 pixels"""
     blocks: int | None = None
     """sum products of two features only where both are in the same of so many blocks; the server solves for each block
-    and averages the scores, and for the same upload more features fit. Default: products of all features"""
+    and averages the scores, each by its weight, and for the same upload more features fit. Default: products of all
+    features"""
 
 
 @dataclass(frozen=True)
@@ -272,8 +273,10 @@ class PairedShape:
     def groups(self, features: int) -> list[int]:
         """How many features there are in the blocks of each group, the colours among those of the first."""
         dim = self.dim(features)
-        first = sum(block_sizes(dim, self.blocks)[: (self.blocks + 1) // 2]) if self.grouped else dim
-        return [first, dim - first] if self.grouped else [dim]
+        if not self.grouped:
+            return [dim]
+        first = sum(block_sizes(dim, self.blocks)[: (self.blocks + 1) // 2])
+        return [first, dim - first]
 
     def shares(self, features: int) -> list[tuple[FittedPart, int]]:
         """The features of each bank by its weight in its group, at least one; a group's first takes what is left."""

@@ -354,11 +354,11 @@ def solve(
     rounding: the variance that rounding added to each entry of G
     blocks: how many such classifiers are averaged (`oneflare.fusion.analytic.committee`), whose ridge is then weaker
     """
-    spectrum = Spectrum(statistics, rounding) if blocks > 1 and rounding > 0 else correlations(statistics, rounding)
+    spectrum = correlations(statistics, rounding) if blocks == 1 or rounding == 0 else Spectrum(statistics, rounding)
     alone = spectrum.choose_ridge(least) if ridge is None else ridge
     strength = spectrum.shared_ridge(alone, least, blocks) if ridge is None else ridge
-    if blocks > 1 and not spectrum.above_noise(strength) and not isinstance(spectrum, Spectrum):
-        spectrum = Spectrum(statistics, rounding)
+    if blocks > 1 and not spectrum.above_noise(strength):
+        spectrum = spectrum if isinstance(spectrum, Spectrum) else Spectrum(statistics, rounding)  # may be indefinite
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)
     predictions, labels = spectrum.simulate(strength)

@@ -98,7 +98,7 @@ class Analytic(Fusion):
 
         Sums that were rounded after a change of features z = A phi are solved for z: phi.(A^T W) = z.W. There the
         rounding is the same in all directions. The closed-form criterion takes account of it, and the ridge exceeds
-        the largest eigenvalue that rounding adds.
+        the largest eigenvalue that rounding adds; with K blocks, one K-th of that (`shared_ridge`).
         """
         blocks = len(totals)
         if not uploads.plan.coded:
