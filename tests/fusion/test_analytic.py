@@ -19,7 +19,7 @@ from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.analytic.solver import NEVER, PROBES, RIDGES, Factored, Spectrum, solve
-from oneflare.fusion.analytic.sums import KNOWING, networks_say
+from oneflare.fusion.analytic.sums import KNOWING, knowers, networks_say
 from oneflare.fusion.densities import member_densities
 from oneflare.methods.resolve import resolve
 from oneflare.metrics.classification import expected_calibration_error
@@ -409,7 +409,8 @@ def test_the_combination_is_not_worse_than_its_better_part(both):
 
 @pytest.mark.parametrize("knowing", [KNOWING, 6.0])
 def test_the_combination_adds_two_log_posteriors(both, monkeypatch, knowing):
-    """(log p + t score) / (1 + t/4), with t = (R / 2.5)^2 and R the ratio that members' images have on average."""
+    """(log p + t score) / (1 + t^2/4), with t = (R / 2.5)^2 sqrt(K), R the ratio that members' images have on average
+    and K the number of members that know an image's class."""
     monkeypatch.setattr("oneflare.fusion.analytic.sums.KNOWING", knowing)
     _, uploads = both
     images = DIGITS.test.images[:30]
@@ -421,7 +422,8 @@ def test_the_combination_adds_two_log_posteriors(both, monkeypatch, knowing):
     of_images = densities.expected[owners, labels].repeat_interleave(uploads.counts[owners, labels].long())
     t = min(1.0, (float(of_images.mean()) / densities.means.shape[2] ** 0.5 / knowing) ** 2)
     assert t == 1 if knowing == KNOWING else 0.05 < t < 0.95
-    wanted = ((analytic.predict_proba(images).log() + t * scores) / (1 + t / 4)).softmax(1)
+    t *= literal_knowers(uploads.counts) ** 0.5
+    wanted = ((analytic.predict_proba(images).log() + t * scores) / (1 + t * t / 4)).softmax(1)
     assert torch.allclose(model.predict_proba(images), wanted, atol=1e-4)
 
 
@@ -432,7 +434,7 @@ def test_files_that_know_no_overlap_answer_as_they_did(both):
     state, t = torch.randn(5, 2, 10, generator=torch.Generator().manual_seed(0)), rule.sharpness
     plain = state[:, 0] + (t * state[:, 1]).log_softmax(1)
     assert torch.equal(old.finish(state), plain)
-    assert torch.allclose(rule.finish(state), plain / (1 + t / 4))
+    assert torch.allclose(rule.finish(state), plain / (1 + t * t / 4))
 
 
 @pytest.mark.parametrize(("ratio", "t"), [(-1.0, 0.0), (0.0, 0.0), (0.5, 0.04), (1.25, 0.25), (2.5, 1.0), (9.0, 1.0)])
@@ -442,7 +444,32 @@ def test_networks_count_as_far_as_members_know_their_own_images(both, ratio, t):
     expected = torch.full_like(densities.expected, ratio * densities.means.shape[2] ** 0.5)
     # what is said of classes without an image does not matter
     expected[uploads.counts == 0] = 1e6
-    assert networks_say(replace(densities, expected=expected), uploads.counts) == pytest.approx(t)
+    wanted = t * literal_knowers(uploads.counts) ** 0.5
+    assert networks_say(replace(densities, expected=expected), uploads.counts) == pytest.approx(wanted)
+
+
+def literal_knowers(counts):
+    """Over all images, how many members know their class: 1 over the sum of the squared shares of those with ten."""
+    found = []
+    for own in counts.T.tolist():
+        say = [n**0.5 for n in own if n >= 10]
+        several = sum(say) ** 2 / sum(part**2 for part in say) if say else 1.0
+        found += [several] * round(sum(own))
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize(
+    ("counts", "several"),
+    [
+        ([[100.0], [100.0], [100.0], [100.0]], 4.0),
+        ([[400.0], [0.0], [0.0], [0.0]], 1.0),
+        ([[400.0], [9.0], [9.0], [9.0]], 1.0),
+        ([[9.0], [9.0], [9.0], [9.0]], 1.0),
+        ([[400.0], [100.0], [0.0], [0.0]], 1.8),
+    ],
+)
+def test_members_that_know_a_class_are_counted_by_their_say(counts, several):
+    assert knowers(torch.tensor(counts, dtype=torch.float64)).tolist() == pytest.approx([several])
 
 
 @pytest.mark.parametrize("networks", ["density", "redistribution"])

@@ -14,7 +14,7 @@ from oneflare.client.observer import Observer
 from oneflare.core.plugins import VARIABLE, _loaded
 from oneflare.core.sourcecode import module_digest
 from oneflare.errors import RunError
-from oneflare.fusion.base import FUSIONS
+from oneflare.fusion.base import FUSIONS, made_by, outdated
 from oneflare.methods.resolve import resolve
 from oneflare.objective import CONTROLLERS
 from oneflare.simulation.files import RunFiles
@@ -260,6 +260,33 @@ def test_one_table_never_holds_figures_of_two_arithmetics(tmp_path, monkeypatch)
     found = fuse_run(folder, [{"name": "average"}]).fusions
     assert {name: row["code"]["arithmetic"] for name, row in found.items()} == {"average": 2, "feature_mean": 2}
     assert read_result(folder).fusions == found
+
+
+def test_another_revision_of_one_fusion_makes_only_its_figures_anew(tmp_path, monkeypatch):
+    both = SMALL | {"fusions": ["average", "feature_mean"]}
+    cell, said = Cell(both, resolve(both)), Said()
+    run_cells([cell], tmp_path)
+    folder = cell.folder(tmp_path)
+    before = {name: (folder / "fusions" / name / "metrics.json").read_text() for name in ("average", "feature_mean")}
+    monkeypatch.setattr(FUSIONS["average"].factory, "revision", 1)
+    assert not is_complete(cell, tmp_path)
+    with pytest.raises(RunError, match=r"figures of average were made with another revision of the fusion"):
+        read_result(folder)
+    run_cells([cell], tmp_path, observer=said)
+    (line,) = said.lines
+    assert "average: its figures were made with another revision of the fusion average" in line
+    after = {name: (folder / "fusions" / name / "metrics.json").read_text() for name in before}
+    assert json.loads(after["average"])["code"]["revisions"] == {"average": 1}
+    assert after["feature_mean"] == before["feature_mean"]
+    assert read_result(folder).fusions["average"].accuracy == json.loads(before["average"])["accuracy"]
+
+
+def test_a_student_is_outdated_when_its_teacher_is(monkeypatch):
+    spec = FUSIONS.complete({"name": "distill_public", "teacher": "average"}, "fusion")
+    figures = made_by(spec)
+    assert outdated(figures, spec) is None
+    monkeypatch.setattr(FUSIONS["average"].factory, "revision", 2)
+    assert outdated(figures, spec) == "with another revision of the fusion average"
 
 
 def test_diagnostics_are_measured_once(tmp_path, tiny_run, monkeypatch):

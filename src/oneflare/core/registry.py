@@ -116,9 +116,14 @@ class Registry(Generic[T]):
 
 def sources_used(registries: Iterable[Registry[Any]], content: Any) -> dict[str, str]:
     """The user's own modules whose parts are named anywhere in a configuration, each with the digest of its source."""
-    words = set(_words(content))
-    factories = [registry[name].factory for registry in registries for name in registry if name in words]
+    factories = [factory for registry in registries for factory in parts_named(registry, content).values()]
     return dict(sorted(source for source in map(source_of, factories) if source is not None))
+
+
+def parts_named(registry: Registry[T], content: Any) -> dict[str, Callable[..., T]]:
+    """The parts of a registry that are named anywhere in a configuration."""
+    words = set(_words(content))
+    return {name: registry[name].factory for name in registry if name in words}
 
 
 def _words(content: Any) -> Iterator[str]:

@@ -12,8 +12,8 @@ from oneflare.fusion.base import (
     made_by,
     made_with,
     offered_fields,
+    older_code,
     outdated,
-    recorded_code,
     single_network_fusions,
 )
 from oneflare.fusion.faults import without_faulty
@@ -38,8 +38,8 @@ __all__ = [
     "made_by",
     "made_with",
     "offered_fields",
+    "older_code",
     "outdated",
-    "recorded_code",
     "single_network_fusions",
     "without_faulty",
 ]

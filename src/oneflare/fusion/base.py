@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from oneflare import _version
 from oneflare.core.config import UploadConfig
 from oneflare.core.files import digest_of
-from oneflare.core.registry import Registry, sources_used
+from oneflare.core.registry import Registry, parts_named, sources_used
 from oneflare.core.schedules import SCHEDULES
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion.workspace import QUIET, Workspace
@@ -220,6 +220,9 @@ class Fusion(ABC):
     """whether it takes many optimisation steps, so that it runs only where somebody asked for it"""
     teacher: Mapping[str, Any] | None = None
     """name and options of the fusion it learns from; None where it learns from none"""
+    revision: ClassVar[int] = 0
+    """to be raised whenever this fusion alone gives other figures from the same uploads than before; what concerns all
+    fusions is counted by `FUSION_ARITHMETIC`"""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -263,8 +266,14 @@ def build_fusion(spec: Mapping[str, Any]) -> Fusion:
 
 
 def code_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Which code the figures of a fusion come from: our arithmetic, and the source of the user's own modules."""
-    return {"arithmetic": _version.FUSION_ARITHMETIC, "plugins": sources_used((FUSIONS, ENCODERS, SCHEDULES), spec)}
+    """Which code the figures of a fusion come from: our arithmetic, the revisions of this fusion and of its teacher,
+    and the source of the user's own modules."""
+    revisions = {name: getattr(part, "revision", 0) for name, part in parts_named(FUSIONS, spec).items()}
+    return {
+        "arithmetic": _version.FUSION_ARITHMETIC,
+        "revisions": {name: revision for name, revision in sorted(revisions.items()) if revision},
+        "plugins": sources_used((FUSIONS, ENCODERS, SCHEDULES), spec),
+    }
 
 
 def made_by(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,13 +289,24 @@ def outdated(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> str | None:
     now, code = made_by(spec), recorded_code(metrics)
     if digest_of(_given(metrics.get("options"))) != digest_of(_given(now["options"])):
         return "with other options"
-    if code["arithmetic"] != now["code"]["arithmetic"]:
-        return (
-            f"with version {code['arithmetic']} of OneFlare's fusion arithmetic (today: {_version.FUSION_ARITHMETIC})"
-        )
-    before, after = code["plugins"], now["code"]["plugins"]
-    changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
-    return f"with another version of the plugin {' and '.join(changed)}" if changed else None
+    changed = _changed(code["plugins"], now["code"]["plugins"])
+    return older_code(metrics, spec) or (
+        f"with another version of the plugin {' and '.join(changed)}" if changed else None
+    )
+
+
+def older_code(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> str | None:
+    """How OneFlare computed these figures otherwise than it does today; None where it does not, whatever plugins do."""
+    now, code = code_of(spec), recorded_code(metrics)
+    if code["arithmetic"] != now["arithmetic"]:
+        return f"with version {code['arithmetic']} of OneFlare's fusion arithmetic (today: {now['arithmetic']})"
+    changed = _changed(code["revisions"], now["revisions"])
+    return f"with another revision of the fusion {' and '.join(changed)}" if changed else None
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Names of what is not the same in both."""
+    return sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
 
 
 def _given(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -295,7 +315,7 @@ def _given(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def recorded_code(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {"arithmetic": 1, "plugins": {}} | dict(metrics.get("code") or {})
+    return {"arithmetic": 1, "revisions": {}, "plugins": {}} | dict(metrics.get("code") or {})
 
 
 def made_with(metrics: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:

@@ -47,17 +47,18 @@ def diagnose_into(path: Path, uploads: UploadSet, dataset: Dataset) -> Diagnosti
 
 def check_figures(folder: Path, content: RunResult) -> None:
     """Refuse a result whose figures today's arithmetic would not give."""
-    training, fusion = _version.TRAINING_ARITHMETIC, _version.FUSION_ARITHMETIC
+    training = _version.TRAINING_ARITHMETIC
     if content.arithmetic != training:
         raise RunError(
             f"{folder} was trained with version {content.arithmetic} of OneFlare's training arithmetic "
             f"(today: {training}), so its figures are not today's; run the experiment again in another folder"
         )
     for name, row in content.fusions.items():
-        if row.arithmetic != fusion:
+        reason = row.older_code(name)
+        if reason is not None:
             raise RunError(
-                f"{folder}: the figures of {name} were made with version {row.arithmetic} of OneFlare's fusion "
-                f"arithmetic (today: {fusion}); run the same command again, which makes them anew from the same uploads"
+                f"{folder}: the figures of {name} were made {reason}; run the same command again, which makes them "
+                f"anew from the same uploads"
             )
 
 

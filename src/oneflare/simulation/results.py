@@ -16,7 +16,7 @@ from oneflare.client.files import ClientSummary
 from oneflare.core.config import CodeConfig
 from oneflare.core.files import read_json, write_json
 from oneflare.core.records import parse_record, read_record, record_to_dict
-from oneflare.fusion import made_with, outdated, recorded_code
+from oneflare.fusion import made_with, older_code, outdated
 from oneflare.metrics import Diagnostics, Retention, Scores
 
 REMEDY = "restore the file, or delete it and run the same command again, which makes it anew from the uploads"
@@ -37,6 +37,8 @@ class FusionCode:
     arithmetic: int
     plugins: dict[str, str] = field(default_factory=dict)
     """digest of the source of every module of the user that the fusion uses"""
+    revisions: dict[str, int] = field(default_factory=dict)
+    """of this fusion and of its teacher, those above 0"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +88,12 @@ class FusionResult(Scores):
         """A field by its name in `metrics.json`, the form in which scripts for release 0.1.0 read it."""
         return self.to_dict()[name]
 
-    @property
-    def arithmetic(self) -> int:
-        """version of OneFlare's fusion arithmetic that gave these figures"""
-        return int(recorded_code(self._origin)["arithmetic"])
+    def older_code(self, name: str) -> str | None:
+        """How OneFlare computed these figures of the fusion `name` otherwise than it does today; None where it did not.
+
+        Options and plugins of the user are not looked at.
+        """
+        return older_code(self._origin, {"name": name, **(self.options or {})})
 
     def outdated(self, spec: Mapping[str, Any]) -> str | None:
         """Why these figures are not those of the fusion `spec` as it is computed today; None where they are."""

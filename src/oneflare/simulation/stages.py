@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from oneflare import _version
 from oneflare.client.files import ClientFiles
 from oneflare.client.lending import can_lend
 from oneflare.client.observer import Observer
@@ -247,9 +246,9 @@ def fuse_run(folder: Path, specs: Sequence[Mapping[str, Any]], observer: Observe
 def _others_outdated(
     experiment: Experiment, fusions: Mapping[str, FusionResult], asked: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Fusions of a run whose figures another arithmetic gave: one table does not hold both."""
+    """Fusions of a run whose figures older code gave: one table does not hold both."""
     names = {spec["name"] for spec in asked}
-    old = [name for name, row in fusions.items() if row.arithmetic != _version.FUSION_ARITHMETIC]
+    old = [name for name, row in fusions.items() if row.older_code(name) is not None]
     specs = [{"name": name, **(fusions[name].options or {})} for name in old if name not in names]
     return complete_specs(experiment, specs)
 

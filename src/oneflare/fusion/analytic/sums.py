@@ -16,6 +16,7 @@ from oneflare.fusion.analytic.solver import LinearClassifier, solve
 from oneflare.fusion.base import FUSIONS, Fused, Fusion, Suspect, Treatment, UploadSet
 from oneflare.fusion.densities import MemberDensities, member_densities
 from oneflare.fusion.density.ratio import believed_counts, rule_parts
+from oneflare.fusion.trust.influence import MANY_IMAGES
 from oneflare.fusion.trust.sums import Sketch, doubtful_sums
 from oneflare.fusion.trust.suspects import COUNT_CAP
 from oneflare.fusion.workspace import QUIET, Workspace
@@ -37,7 +38,7 @@ KNOWING = 2.5
 """ratio / sqrt(d) that members must expect on their own images for the networks to count in full; chosen, like OVERLAP,
 on training images of SVHN, CIFAR-10 and CIFAR-100 that nobody trained on"""
 OVERLAP = 0.25
-"""how much of the networks' opinion the statistics have said already"""
+"""how much less sure two opinions are together because they are about one image, at t = 1; it grows with t^2"""
 
 
 def added_up(uploads: UploadSet) -> tuple[list[Statistics], list[list[Sketch]]]:
@@ -119,14 +120,16 @@ class Analytic(Fusion):
 class FlareAnalytic(Fusion):
     """the analytic posterior, corroborated by every client's network as far as it knows an image
 
-    networks=density: (log p_c + t score_c) / (1 + t/4), with the scores of `density_ratio` before they are sharpened.
-    t is at most 1, and less where members expect small ratios on their own images (`networks_say`). On a backbone it is
-    a fifth of that: networks and statistics then see the same features, and what both say counts once.
+    networks=density: (log p_c + t score_c) / (1 + t^2/4), with the scores of `density_ratio` before they are sharpened.
+    t is larger where several members know each class, and smaller where members expect small ratios on their own images
+    (`networks_say`). On a backbone it is a fifth of that: networks and statistics then see the same features, and what
+    both say counts once.
     networks=redistribution: a client moves probability only among the classes it has seen, as far as images that it
     kept back say that it may be trusted (train.holdout).
     """
 
     needs = frozenset({"weights", "prototypes", "counts", "statistics"})
+    revision = 1
 
     def __init__(self, *, networks: Literal["density", "redistribution"] = "density") -> None:
         self.networks = networks
@@ -142,19 +145,31 @@ class FlareAnalytic(Fusion):
         if self.networks == "density":
             densities, counts = member_densities(uploads), believed_counts(uploads, COUNT_CAP)
             most = 1.0 if uploads.contract.image.backbone is None else SAME_FEATURES
-            rule = Corroboration.of(*rule_parts(densities, counts), most * networks_say(densities, counts))
-            return replace(rule, overlap=torch.tensor(OVERLAP))
+            t = most * networks_say(densities, counts)
+            rule = Corroboration.of(*rule_parts(densities, counts), t)
+            return replace(rule, overlap=torch.tensor(OVERLAP * t))
         trust = torch.tensor([upload.trust or 0.0 for upload in uploads])
         return Redistribution.of(uploads.counts, trust, uploads.prototypes)
 
 
 def networks_say(densities: MemberDensities, counts: Tensor) -> float:
-    """t = min(1, (R / 2.5)^2), with R = sum_ic n_ic e_ic / sum_ic n_ic / sqrt(d) and 0 where R is negative.
+    """t = min(1, (R / 2.5)^2) sqrt(K), with R = sum_ic n_ic e_ic / sum_ic n_ic / sqrt(d) and 0 where R is negative.
 
     e_ic is the ratio that member i expects on its own images of class c (`expected_ratios`), so R is that of the mean
     image. An empirical law: networks that hardly tell their own images from destroyed ones err on other images where
-    the statistics err, and more often. counts: `(N, C)` n, as far as believed
+    the statistics err, and more often. K is how many members know the class of the mean image (`knowers`): the score is
+    the mean of their ratios, and a mean of several opinions is worth more than a single one. K opinions without any
+    error in common would count K times, and with the same errors once. counts: `(N, C)` n, as far as believed
     """
     total = (densities.expected * counts).sum() / counts.sum().clamp(min=1e-12)
     share = max(float(total) / math.sqrt(densities.means.shape[2]), 0.0) / KNOWING
-    return min(1.0, share * share)
+    of_class = counts.sum(0)
+    several = float((knowers(counts) * of_class).sum() / of_class.sum().clamp(min=1e-12))
+    return min(1.0, share * share) * math.sqrt(max(several, 1.0))
+
+
+def knowers(counts: Tensor) -> Tensor:
+    """`(C,)` how many members know each class: 1 / sum_i w_ic^2, with w_ic proportional to sqrt(n_ic), over the members
+    that have at least `MANY_IMAGES` images of the class; 1 where nobody has. counts: `(N, C)`"""
+    many = torch.where(counts >= MANY_IMAGES, counts, 0.0)
+    return (many.sqrt().sum(0).square() / many.sum(0).clamp(min=1e-12)).clamp(min=1)
