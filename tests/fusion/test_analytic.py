@@ -409,8 +409,8 @@ def test_the_combination_is_not_worse_than_its_better_part(both):
 
 @pytest.mark.parametrize("knowing", [KNOWING, 6.0])
 def test_the_combination_adds_two_log_posteriors(both, monkeypatch, knowing):
-    """(log p + t score) / (1 + t^2/4), with t = (R / 2.5)^2 sqrt(K), R the ratio that members' images have on average
-    and K the number of members that know an image's class."""
+    """(log p + t score) / (1 + t^2/4), with t = b K^(b/2), b = (R / 2.5)^2, R the ratio that members' images have on
+    average and K the number of members that know an image's class."""
     monkeypatch.setattr("oneflare.fusion.analytic.sums.KNOWING", knowing)
     _, uploads = both
     images = DIGITS.test.images[:30]
@@ -422,7 +422,7 @@ def test_the_combination_adds_two_log_posteriors(both, monkeypatch, knowing):
     of_images = densities.expected[owners, labels].repeat_interleave(uploads.counts[owners, labels].long())
     t = min(1.0, (float(of_images.mean()) / densities.means.shape[2] ** 0.5 / knowing) ** 2)
     assert t == 1 if knowing == KNOWING else 0.05 < t < 0.95
-    t *= literal_knowers(uploads.counts) ** 0.5
+    t *= literal_knowers(uploads.counts) ** (t / 2)
     wanted = ((analytic.predict_proba(images).log() + t * scores) / (1 + t * t / 4)).softmax(1)
     assert torch.allclose(model.predict_proba(images), wanted, atol=1e-4)
 
@@ -444,7 +444,7 @@ def test_networks_count_as_far_as_members_know_their_own_images(both, ratio, t):
     expected = torch.full_like(densities.expected, ratio * densities.means.shape[2] ** 0.5)
     # what is said of classes without an image does not matter
     expected[uploads.counts == 0] = 1e6
-    wanted = t * literal_knowers(uploads.counts) ** 0.5
+    wanted = t * literal_knowers(uploads.counts) ** (t / 2)
     assert networks_say(replace(densities, expected=expected), uploads.counts) == pytest.approx(wanted)
 
 

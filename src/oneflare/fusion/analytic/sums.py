@@ -153,19 +153,21 @@ class FlareAnalytic(Fusion):
 
 
 def networks_say(densities: MemberDensities, counts: Tensor) -> float:
-    """t = min(1, (R / 2.5)^2) sqrt(K), with R = sum_ic n_ic e_ic / sum_ic n_ic / sqrt(d) and 0 where R is negative.
+    """t = b K^(b/2) with b = min(1, (R / 2.5)^2), 0 where R is negative, and R = sum_ic n_ic e_ic / (sum_ic n_ic sqrt(d)).
 
     e_ic is the ratio that member i expects on its own images of class c (`expected_ratios`), so R is that of the mean
     image. An empirical law: networks that hardly tell their own images from destroyed ones err on other images where
     the statistics err, and more often. K is how many members know the class of the mean image (`knowers`): the score is
-    the mean of their ratios, and a mean of several opinions is worth more than a single one. K opinions without any
-    error in common would count K times, and with the same errors once. counts: `(N, C)` n, as far as believed
+    the mean of their ratios. K opinions without an error in common would count K times, K opinions with the same errors
+    once; members that know their images well are between the two, and others share their errors. counts: `(N, C)` n, as
+    far as believed
     """
     total = (densities.expected * counts).sum() / counts.sum().clamp(min=1e-12)
-    share = max(float(total) / math.sqrt(densities.means.shape[2]), 0.0) / KNOWING
+    known = max(float(total) / math.sqrt(densities.means.shape[2]), 0.0) / KNOWING
+    share = min(1.0, known * known)
     of_class = counts.sum(0)
     several = float((knowers(counts) * of_class).sum() / of_class.sum().clamp(min=1e-12))
-    return min(1.0, share * share) * math.sqrt(max(several, 1.0))
+    return float(share * max(several, 1.0) ** (share / 2))
 
 
 def knowers(counts: Tensor) -> Tensor:
