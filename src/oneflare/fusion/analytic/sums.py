@@ -153,7 +153,7 @@ class FlareAnalytic(Fusion):
 
 
 def networks_say(densities: MemberDensities, counts: Tensor) -> float:
-    """t = b K^(b/2) with b = min(1, (R / 2.5)^2), 0 where R is negative, and R = sum_ic n_ic e_ic / (sum_ic n_ic sqrt(d)).
+    """t = b K^(b/2), with b = min(1, (R / 2.5)^2), and R = sum_ic n_ic e_ic / sum_ic n_ic / sqrt(d).
 
     e_ic is the ratio that member i expects on its own images of class c (`expected_ratios`), so R is that of the mean
     image. An empirical law: networks that hardly tell their own images from destroyed ones err on other images where
