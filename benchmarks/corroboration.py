@@ -1,12 +1,14 @@
-"""What `flare_analytic` gains over its two parts: `python -m benchmarks.corroboration RUN...` reads finished runs whose
-uploads hold networks with densities and statistics, asks `analytic`, `density_ratio` and `flare_analytic` of the same
-uploads about training images that `data.train_size` left out and about all test images, and writes
-`results/density/corroboration.json` and `.md`. The weight of the networks was chosen on the former. Runs that the file
-holds already are asked again only if they are named.
+"""What `flare_analytic` gains over its two parts: `python -m benchmarks.corroboration [PREFIX...]` makes the runs below
+whose names begin so (all of them without a prefix) in $ONEFLARE_RUNS/corroboration, where they are not there, asks
+`analytic`, `density_ratio` and `flare_analytic` of the same uploads about training images that `data.train_size` left
+out and about all test images, and writes `results/density/corroboration.json` and `.md`. The weight of the networks was
+chosen on the former. Data: $ONEFLARE_DATA.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,10 +30,53 @@ from oneflare.nn.hardware import one_thread
 from oneflare.simulation.stages import open_run, read_experiment
 
 RESULTS = Path(__file__).parents[1] / "results" / "density" / "corroboration.json"
-LEFT_OUT = 4000
+RUNS = Path(os.environ.get("ONEFLARE_RUNS", "runs")) / "corroboration"
+LEFT_OUT = 10_000
 """at most so many training images that nobody trained on"""
-WEIGHTS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5)
+WEIGHTS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
+SMALL_IMAGES = ("data.image_size=16", "encoder=resnet8", "encoder.width=16")
 PARTS = ("analytic", "density_ratio", "flare_analytic")
+
+
+def cells() -> dict[str, list[str]]:
+    """name -> words of `oneflare run`"""
+    found = {}
+
+    def add(kind: str, data: str, images: int, epochs: int, alpha: float, clients: int, seed: int, *more: str) -> None:
+        words = [
+            f"data={data}",
+            f"data.train_size={images}",
+            f"epochs={epochs}",
+            f"alpha={alpha}",
+            f"clients={clients}",
+        ]
+        found[f"{kind}-{data}-a{alpha}-c{clients}-s{seed}"] = [*words, f"seed={seed}", *more]
+
+    for seed in range(3):
+        add("whole", "digits", 900, 40, 0.05, 5, seed)
+    head = ("backbone=efficientnet_lite0", "encoder=mlp", "encoder.width=64")
+    add("backbone", "cifar10", 2000, 25, 0.05, 5, 0, "data.test_size=1000", *head)
+    add("backbone", "cifar10", 2000, 25, 0.5, 5, 0, "data.test_size=1000", *head)
+    for data in ("cifar10", "cifar100", "svhn"):
+        add("small", data, 2500, 12, 0.5, 10, 0, *SMALL_IMAGES)
+        add("small", data, 2500, 12, 0.05, 5, 0, *SMALL_IMAGES)
+    add("medium", "cifar100", 5000, 15, 0.5, 5, 0, *SMALL_IMAGES)
+    add("medium", "cifar10", 5000, 15, 0.5, 10, 0, *SMALL_IMAGES)
+    add("medium", "svhn", 5000, 25, 0.5, 10, 0, *SMALL_IMAGES)
+    for alpha in (0.05, 0.5):
+        for data in ("svhn", "cifar10"):
+            for seed in range(5):
+                add("decisive", data, 10000, 25, alpha, 5, seed, *SMALL_IMAGES)
+    return found
+
+
+def make(name: str) -> Path:
+    """The folder of a finished run."""
+    folder = RUNS / name
+    if not (folder / "result.json").exists():
+        command = [str(Path(sys.executable).with_name("oneflare")), "run", "method=flare_analytic", *cells()[name]]
+        subprocess.run([*command, f"fusions={','.join(PARTS)}", "--out", str(folder), "--quiet"], check=True)
+    return folder
 
 
 def left_out(config: DataConfig) -> Split | None:
@@ -97,8 +142,8 @@ def measure(run: Path) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "`flare_analytic` and its two parts on the same uploads, by `python -m benchmarks.corroboration`. Accuracy in",
-        "per cent; the weight t of the networks is what the rule takes. The left-out training images chose its two",
-        "constants. Right alone: the share of test images that only one of the two parts gets right.",
+        "per cent; the weight t of the networks is what the rule takes. Its constants were chosen on left-out training",
+        "images. Right alone: the share of test images that only one of the two parts gets right.",
         "",
         "| federation | seed | t | analytic | density ratio | flare_analytic | gain | gain on left-out images "
         "| right alone: analytic, density ratio | calibration error |",
@@ -118,15 +163,18 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(*runs: str) -> None:
+def main(*prefixes: str) -> None:
     with one_thread():
-        for run in map(Path, runs):
-            found = measure(run)
+        for name in cells():
+            if not name.startswith(prefixes or ""):
+                continue
+            found = measure(make(name))
             known = read_json(RESULTS)["runs"] if RESULTS.exists() else {}
-            known = dict(sorted((known | {run.name: found}).items()))
-            write_json(RESULTS, {"runs": known})
-            write_text(RESULTS.with_suffix(".md"), table(list(known.values())))
-            print(run.name, f"{gain(found['test']):+.2f}", flush=True)
+            known |= {name: found}
+            ordered = {name: known[name] for name in cells() if name in known}
+            write_json(RESULTS, {"runs": ordered})
+            write_text(RESULTS.with_suffix(".md"), table(list(ordered.values())))
+            print(name, f"{gain(found['test']):+.2f}", flush=True)
 
 
 if __name__ == "__main__":

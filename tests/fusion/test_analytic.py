@@ -19,7 +19,7 @@ from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.analytic.solver import NEVER, PROBES, RIDGES, Factored, Spectrum, solve
-from oneflare.fusion.analytic.sums import KNOWING, knowers, networks_say
+from oneflare.fusion.analytic.sums import KNOWING, knowers, networks_know, networks_say
 from oneflare.fusion.densities import member_densities
 from oneflare.methods.resolve import resolve
 from oneflare.metrics.classification import expected_calibration_error
@@ -444,8 +444,9 @@ def test_networks_count_as_far_as_members_know_their_own_images(both, ratio, t):
     expected = torch.full_like(densities.expected, ratio * densities.means.shape[2] ** 0.5)
     # what is said of classes without an image does not matter
     expected[uploads.counts == 0] = 1e6
-    wanted = t * literal_knowers(uploads.counts) ** (t / 2)
-    assert networks_say(replace(densities, expected=expected), uploads.counts) == pytest.approx(wanted)
+    known = networks_know(replace(densities, expected=expected), uploads.counts)
+    assert known == pytest.approx(t)
+    assert networks_say(known, uploads.counts) == pytest.approx(t * literal_knowers(uploads.counts) ** (t / 2))
 
 
 def literal_knowers(counts):

@@ -208,14 +208,14 @@ def test_every_kind_of_fusion_works_over_features(tmp_path):
 
 
 def test_opinions_that_rest_on_the_same_features_are_not_counted_twice(tmp_path):
-    """(log p_c + t score_c) / (1 + t/4) with t at most 0.2, and the scores of `density_ratio` before sharpening"""
+    """(log p_c + t score_c) / (1 + t^2/4) with t at most 0.2, and the scores of `density_ratio` before sharpening"""
     fusions = ["analytic", "density_ratio", "flare_analytic"]
     result = digits_with(tmp_path, method="flare_analytic", fusions=fusions, epochs=2, train={"snapshots": 0})
     analytic, ratio, both = (result.model(name) for name in fusions)
     images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     scores, t = ratio.logits(images) / ratio.rule.sharpness, float(both.rule.sharpness)
     assert 0 < t <= 0.2 + 1e-6
-    expected = (analytic.logits(images).log_softmax(1) + t * scores) / (1 + t / 4)
+    expected = (analytic.logits(images).log_softmax(1) + t * scores) / (1 + t * t / 4)
     assert torch.allclose(both.predict_proba(images), expected.softmax(1), atol=1e-4)
 
 

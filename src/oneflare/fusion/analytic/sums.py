@@ -122,8 +122,8 @@ class FlareAnalytic(Fusion):
 
     networks=density: (log p_c + t score_c) / (1 + t^2/4), with the scores of `density_ratio` before they are sharpened.
     t is larger where several members know each class, and smaller where members expect small ratios on their own images
-    (`networks_say`). On a backbone it is a fifth of that: networks and statistics then see the same features, and what
-    both say counts once.
+    (`networks_say`). On a backbone it is a fifth of b: networks and statistics then see the same features, and what all
+    of them say counts once.
     networks=redistribution: a client moves probability only among the classes it has seen, as far as images that it
     kept back say that it may be trusted (train.holdout).
     """
@@ -144,30 +144,36 @@ class FlareAnalytic(Fusion):
     def _rule(self, uploads: UploadSet) -> Rule:
         if self.networks == "density":
             densities, counts = member_densities(uploads), believed_counts(uploads, COUNT_CAP)
-            most = 1.0 if uploads.contract.image.backbone is None else SAME_FEATURES
-            t = most * networks_say(densities, counts)
+            known = networks_know(densities, counts)
+            t = networks_say(known, counts) if uploads.contract.image.backbone is None else SAME_FEATURES * known
             rule = Corroboration.of(*rule_parts(densities, counts), t)
             return replace(rule, overlap=torch.tensor(OVERLAP * t))
         trust = torch.tensor([upload.trust or 0.0 for upload in uploads])
         return Redistribution.of(uploads.counts, trust, uploads.prototypes)
 
 
-def networks_say(densities: MemberDensities, counts: Tensor) -> float:
-    """t = b K^(b/2), with b = min(1, (R / 2.5)^2), and R = sum_ic n_ic e_ic / sum_ic n_ic / sqrt(d).
+def networks_know(densities: MemberDensities, counts: Tensor) -> float:
+    """b = min(1, (R / 2.5)^2), with R = sum_ic n_ic e_ic / sum_ic n_ic / sqrt(d) and 0 where R is negative.
 
     e_ic is the ratio that member i expects on its own images of class c (`expected_ratios`), so R is that of the mean
     image. An empirical law: networks that hardly tell their own images from destroyed ones err on other images where
-    the statistics err, and more often. K is how many members know the class of the mean image (`knowers`): the score is
-    the mean of their ratios. K opinions without an error in common would count K times, K opinions with the same errors
-    once; members that know their images well are between the two, and others share their errors. counts: `(N, C)` n, as
-    far as believed
+    the statistics err, and more often. counts: `(N, C)` n, as far as believed
     """
     total = (densities.expected * counts).sum() / counts.sum().clamp(min=1e-12)
     known = max(float(total) / math.sqrt(densities.means.shape[2]), 0.0) / KNOWING
-    share = min(1.0, known * known)
+    return min(1.0, known * known)
+
+
+def networks_say(known: float, counts: Tensor) -> float:
+    """t = b K^(b/2), with K the number of members that know the class of the mean image (`knowers`).
+
+    The score is the mean of their ratios. K opinions without an error in common would count K times, K opinions with
+    the same errors once; members that know their images well are between the two, and others share their errors.
+    known: b of `networks_know`; counts: `(N, C)` n, as far as believed
+    """
     of_class = counts.sum(0)
     several = float((knowers(counts) * of_class).sum() / of_class.sum().clamp(min=1e-12))
-    return float(share * max(several, 1.0) ** (share / 2))
+    return float(known * max(several, 1.0) ** (known / 2))
 
 
 def knowers(counts: Tensor) -> Tensor:
