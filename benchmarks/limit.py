@@ -1,7 +1,8 @@
 """How accurate the analytic companion is for so many megabytes: `python -m benchmarks.limit [PREFIX | table | ...]`
 
 Every cell is one command of `oneflare run` in $ONEFLARE_RUNS/limit (resumable); its figures and the command go to
-`results/analytic/limit.json`. `table` writes `results/analytic/limit.md` and the picture of the curve from that file.
+`results/analytic/limit.json`. `again:PREFIX` measures cells that are there once more. `table` writes
+`results/analytic/limit.md` and the picture of the curve from that file.
 Data: $ONEFLARE_DATA. `solver` measures time and memory of the solver alone, for 10,000 features (`solver:5000` for
 5,000). `stream` measures them for the sums of 10,000 to 100,000 images (`stream:300000` for more).
 """
@@ -61,7 +62,7 @@ def cells() -> dict[str, list[str]]:
     in_blocks += [("cifar10", "3MB", 0.05, seed) for seed in (1, 2)]
     for data, limit, alpha, seed in in_blocks:
         words = _words(data, limit, "coarse", alpha, seed)
-        words += [f"analytic.blocks={BLOCKS[limit]}", "analytic.kept=10", "workers=1"]
+        words += [f"analytic.blocks={BLOCKS[limit]}", "analytic.kept=10"]
         size = f"{limit} in {BLOCKS[limit]} blocks"
         chosen = [*words, f"analytic.patches={PATCHES[data]}"]
         found[f"{data}-{size}, {PATCHES[data]} patches-coarse-a{alpha}-s{seed}"] = chosen
@@ -86,10 +87,11 @@ def stored() -> dict[str, Any]:
     return dict(json.loads(RESULTS.read_text())) if RESULTS.exists() else {}
 
 
-def measure(only: str) -> None:
+def measure(only: str, again: bool = False) -> None:
+    """again: also cells that are in the results already, from another run"""
     for name, words in cells().items():
         folder = RUNS / name
-        if not name.startswith(only) or name in stored():
+        if not name.startswith(only) or (name in stored() and not again):
             continue
         if not (folder / "result.json").exists():
             before = time.monotonic(), children_seconds()
@@ -178,16 +180,16 @@ def table() -> None:
         "Processor seconds are those of all processes of a run: reading, clients, checks, fusion and test images.",
         "",
         "| data | size | sums | alpha | seed of filters | accuracy % | largest upload MB | clients s | fusion s "
-        "| processor s |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| whole run s | processor s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, cell in stored().items():
         data, chosen, dtype, alpha, seed = name.split("-")
         size = f"{cell['largest_upload_bytes'] / 1e6:.2f}"
         row = [data, chosen, dtype, alpha[1:], seed[1:], f"{100 * cell['accuracy']:.2f}", size]
         row += [f"{cell['client_seconds']:.0f}", f"{cell['fuse_seconds']:.0f}"]
-        processor = cell.get("processor_seconds")
-        row.append("not measured" if processor is None else f"{processor:.0f}")
+        measured = [cell.get(f"{kind}_seconds") for kind in ("wall", "processor")]
+        row += ["not measured" if seconds is None else f"{seconds:.0f}" for seconds in measured]
         lines.append("| " + " | ".join(row) + " |")
     TABLE.write_text("\n".join(lines) + "\n")
     draw()
@@ -242,6 +244,8 @@ def main(words: list[str]) -> None:
             solver(int(word.partition(":")[2] or 10_000))
         elif word.startswith("stream"):
             stream(int(word.partition(":")[2] or 100_000))
+        elif word.startswith("again:"):
+            measure(word.partition(":")[2], again=True)
         else:
             measure(word)
 

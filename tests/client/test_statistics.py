@@ -18,6 +18,7 @@ from oneflare.core.privacy import SENSITIVITY, Privacy, gaussian_delta, gaussian
 from oneflare.data import load
 from oneflare.errors import TrainingError
 from oneflare.nn.feature_maps import Bounded, RandomConv, feature_range
+from oneflare.nn.hardware import one_thread
 from oneflare.upload.statistics import FeatureLimits, Statistics, complaint, pack, unpack
 
 DIGITS = load(DataConfig(train_size=300)).train
@@ -54,6 +55,28 @@ def test_the_sum_over_any_partition_is_the_whole(owners):
     assert close(sum(parts, zero), WHOLE, 1e-12)
     sent = [unpack(pack(part)) for part in parts]
     assert close(sum(sent, zero), WHOLE, 1e-6)
+
+
+@pytest.mark.parametrize("short", [40, 128, 10_000])
+def test_products_in_single_precision_are_the_same_to_its_rounding(short, monkeypatch):
+    """However many images are added up before they are added in double precision."""
+    monkeypatch.setattr(statistics, "SHORT", short)
+    monkeypatch.setattr(statistics, "BLOCK", 64)
+    monkeypatch.setattr(statistics, "STRIP", 7)
+    found = measure(MAP, DIGITS.images, DIGITS.labels, 10, products=torch.float32)
+    assert found.gram.dtype == torch.float64
+    assert torch.allclose(found.gram, WHOLE.gram, rtol=3e-6)
+    assert torch.allclose(found.sums, WHOLE.sums, rtol=1e-12)
+
+
+@pytest.mark.numeric
+def test_threads_make_no_difference(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    with one_thread():
+        found = measure(MAP, DIGITS.images, DIGITS.labels, 10)
+    assert torch.equal(found.gram, WHOLE.gram)
+    assert torch.equal(found.sums, WHOLE.sums)
 
 
 def test_removing_a_client_is_subtracting_it():

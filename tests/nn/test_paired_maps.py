@@ -46,14 +46,14 @@ def test_outputs_of_filters_are_roots_of_averages_of_thresholded_responses(reduc
     maps = averaged(plain_responses(pixels, view, 70, 4), 32 // reduce - 4, bank.pool)
     expected = torch.einsum("nfyx,cyx->ncf", maps, soft_cells(bank.side).double()).sqrt()
     signs = expected.unflatten(2, (2, 70)).transpose(1, 2)  # (n, sign, cell, filter)
-    assert torch.allclose(bank.outputs(pixels.float()).double(), signs.flatten(1), atol=1e-3)
+    assert torch.allclose(bank.outputs(view.seen(pixels.float())).double(), signs.flatten(1), atol=1e-3)
 
 
 def test_outputs_of_pairs_are_roots_of_averaged_products_of_neighbours():
     view, pixels = View(3, 32, 5, 1, 0.35), images(2, 3, 32)
     bank = PairBank(view, 30, 7)
     maps = averaged(plain_responses(pixels, view, 64, 7), 28, 2).sqrt()
-    found = bank.outputs(pixels.float()).double().unflatten(1, (30, 5))
+    found = bank.outputs(view.seen(pixels.float())).double().unflatten(1, (30, 5))
     cells = soft_cells(12).double()
     assert sorted(set(bank.places.tolist())) == list(range(9))
     for pair in range(30):

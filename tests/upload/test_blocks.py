@@ -299,8 +299,8 @@ def test_honest_members_are_compared_in_every_block_and_nobody_is_named(four):
 def test_whoever_exchanges_two_classes_in_one_block_alone_is_named(four, monkeypatch):
     honest = Upload.solved_statistics
 
-    def lying(upload):
-        parts = honest(upload)
+    def lying(upload, into=None):
+        parts = honest(upload, into)
         if upload.client != 2:
             return parts
         last, order = parts[-1], [1, 0, *range(2, 10)]

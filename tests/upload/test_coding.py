@@ -76,6 +76,25 @@ def test_a_decorrelated_product_loses_at_most_half_a_step(name):
     assert torch.allclose(again.double(), found, atol=0.05 * step + 1e-4 * float(found.abs().max()))
 
 
+def test_memory_that_is_given_makes_no_difference():
+    packed = coded(pack(statistics()), CODER, "coarse")
+    into = torch.full((FEATURES.dim, FEATURES.dim), float("nan"), dtype=torch.float64)
+    for found, expected in zip(changed_sums(packed, CODER, into), changed_sums(packed, CODER), strict=True):
+        assert torch.equal(found, expected)
+    assert changed_sums(packed, CODER, into)[0].data_ptr() == into.data_ptr()
+
+
+def test_the_change_of_products_reads_their_upper_triangle():
+    """A S A^T with the whole of A, in double precision."""
+    products = scatter(statistics())
+    whole = torch.block_diag(*CODER.forward).double()
+    expected = whole @ products @ whole.T
+    for given_products in (products, products.triu() + torch.ones_like(products).tril(-1)):
+        found = CODER.decorrelate(given_products).double()
+        assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
+        assert torch.equal(found, found.T) or torch.allclose(found, found.T, atol=1e-4 * float(found.abs().max()))
+
+
 def test_fewer_bits_than_correlations_in_twelve_bits():
     exact = statistics(1000)
     sizes = {name: coded(pack(exact), CODER, name)["scatter"].numel() * 8 for name in FINENESS}

@@ -12,12 +12,14 @@ from oneflare.client.job import ClientJob
 from oneflare.client.mixtures import fit_mixtures
 from oneflare.core.noise import Words, discrete_gaussian
 from oneflare.core.privacy import FINEST, Privacy
+from oneflare.core.threads import idle_cores, in_threads
 from oneflare.data import ClientData
 from oneflare.errors import TrainingError
 from oneflare.nn import FeatureMap, build_feature_map
+from oneflare.nn.decorrelation import Decorrelation
 from oneflare.upload.blocks import apart, joined
 from oneflare.upload.class_statistics import pack_classes
-from oneflare.upload.coding import coded, coder_of
+from oneflare.upload.coding import coded, coded_products, coder_of
 from oneflare.upload.contract import scatter_room
 from oneflare.upload.factors import pack_factor, pays
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, to_vector
@@ -33,6 +35,7 @@ from oneflare.upload.statistics import (
     Plan,
     Statistics,
     pack,
+    scatter_around_mean,
 )
 from oneflare.upload.symmetric import mirrored_, symmetric
 
@@ -40,8 +43,12 @@ BLOCK = 512
 """images whose features are in memory at a time"""
 
 
-STRIP = 512
+STRIP = 256
 """rows of G that are updated at a time"""
+
+
+SHORT = 2048
+"""images over which products are added up in float32, where that is precise enough, before they are in float64"""
 
 
 NOT_FINITE = "the features are not finite; check the client's images for NaN or infinite pixels"
@@ -66,6 +73,8 @@ def client_statistics(job: ClientJob, data: ClientData, watch: Watch = unwatched
         found = measure_fixed(features, data.images, data.labels, classes, fixed)
         return {FIXED: to_vector(found.counts, found.sums, found.gram)}
     if plan.privacy is None:
+        if plan.coded and not (plan.factors and pays(len(data), plan.blocks)):
+            return _sums_in_code(job, upper_sums(features, data, classes, plan.blocks, watch, torch.float32))
         packed = exact_statistics(plan, features, data, classes, watch)
         return _in_code(job, packed) if plan.coded else packed
     exact = measure_on_lattice(features, data.images, data.labels, classes, plan.privacy)
@@ -74,13 +83,29 @@ def client_statistics(job: ClientJob, data: ClientData, watch: Watch = unwatched
 
 def _in_code(job: ClientJob, packed: dict[str, Tensor]) -> dict[str, Tensor]:
     """The packed statistics in the agreed code, within the agreed size, of which every block has its share."""
+    plan, room, coders = _code(job)
+    parts = zip(apart(packed, plan.blocks), coders, strict=True)
+    return joined([coded(part, coder, plan.dtype, room) for part, coder in parts])
+
+
+def _sums_in_code(job: ClientJob, found: Sequence[Statistics]) -> dict[str, Tensor]:
+    """The same of the sums of each block, of whose G the upper triangle is given."""
+    plan, room, coders = _code(job)
+
+    def packed(own: Statistics, coder: Decorrelation) -> dict[str, Tensor]:
+        words = coded_products(scatter_around_mean(own, torch.float32), int(own.samples), coder, plan.dtype, room)
+        return {SUMS: own.sums.float(), COUNTS: own.counts.long(), SCATTER: words}
+
+    return joined(in_threads(packed, found, coders))
+
+
+def _code(job: ClientJob) -> tuple[Plan, int | None, list[Decorrelation]]:
+    """The plan, the bytes that the code of a block may have, and the change of features in each block."""
     plan, image, limit = job.contract.statistics, job.contract.image, job.experiment.upload.limit
     assert plan is not None
     sizes = plan.blocks
     room = None if limit is None else scatter_room(limit, plan.dim, len(job.contract.classes)) // len(sizes)
-    coders = coder_of(plan.feature_map, image.channels, image.size).apart(sizes)
-    parts = zip(apart(packed, sizes), coders, strict=True)
-    return joined([coded(part, coder, plan.dtype, room) for part, coder in parts])
+    return plan, room, coder_of(plan.feature_map, image.channels, image.size).apart(sizes)
 
 
 def exact_statistics(
@@ -99,8 +124,7 @@ def exact_statistics(
         return joined([pack_factor(part, data.labels, classes) for part in phi.split(list(plan.blocks), 1)])
     if not {CLASS_COVARIANCES, MIXTURES} & set(plan.parts):
         if COVARIANCE in plan.parts:
-            products = torch.float32 if plan.coded else torch.float64
-            found = measure_blocks(features, data, classes, plan.blocks, watch, products)
+            found = measure_blocks(features, data, classes, plan.blocks, watch)
             return joined([pack(statistics, plan.dtype) for statistics in found])
         return measure_means(features, data.images, data.labels, classes)
     phi = torch.cat([features(block) for block in data.images.split(BLOCK)])
@@ -161,35 +185,74 @@ def measure_blocks(
     watch: Watch = unwatched,
     products: torch.dtype = torch.float64,
 ) -> list[Statistics]:
-    """Statistics of some images in each block of features, streamed.
+    """Statistics of some images in each block of features; the rest as in `upper_sums`."""
+    totals = upper_sums(features, data, classes, sizes, watch, products)
+    return [Statistics(mirrored_(total.gram.double()), total.sums, total.counts) for total in totals]
+
+
+def upper_sums(
+    features: FeatureMap,
+    data: ClientData,
+    classes: int,
+    sizes: Sequence[int],
+    watch: Watch = unwatched,
+    products: torch.dtype = torch.float64,
+) -> list[Statistics]:
+    """Statistics of some images in each block of features, streamed; of G the upper triangle alone counts.
 
     Features are float32, all sums float64. Memory: G of the blocks and the features of some images.
     sizes: of the blocks, one after the other
-    products: the numbers in which products of one block are added up. float32 is faster, and precise enough for sums
-    that are rounded far more coarsely when they are sent
+    products: the numbers in which products are added up (`UpperProducts`). float32 is faster, and precise enough for
+    sums that are rounded far more coarsely when they are sent; G of fewer images is then left in float32
     """
-    totals = [Statistics.zeros(size, classes) for size in sizes]
+    grams = [UpperProducts(size, products) for size in sizes]
+    sums = torch.zeros(classes, sum(sizes), dtype=torch.float64)
     for start in range(0, len(data.images), BLOCK):
-        phi, y = features(data.images[start : start + BLOCK]), data.labels[start : start + BLOCK]
-        for total, part in zip(totals, phi.split(list(sizes), 1), strict=True):
-            _add_images(total, part, y, products)
-        watch(start + len(y))
-    if not all(bool(torch.isfinite(total.sums).all()) for total in totals):
+        images, labels = data.images[start : start + BLOCK], data.labels[start : start + BLOCK]
+        phi = _in_halves(features, images)
+        sums.index_add_(0, labels, phi.double())
+        in_threads(UpperProducts.add, grams, phi.split(list(sizes), 1))
+        watch(start + len(labels))
+    if not bool(torch.isfinite(sums).all()):
         raise TrainingError(NOT_FINITE)
-    return [Statistics(mirrored_(total.gram), total.sums, total.counts) for total in totals]
+    counts = torch.bincount(data.labels, minlength=classes).double()
+    parts = zip(grams, sums.split(list(sizes), 1), strict=True)
+    return [Statistics(gram.total(), own.contiguous(), counts) for gram, own in parts]
 
 
-def _add_images(total: Statistics, phi: Tensor, labels: Tensor, products: torch.dtype) -> None:
-    """Adds features `(n, D)` to the sums, of G to its upper triangle alone."""
-    total.counts.add_(torch.bincount(labels, minlength=len(total.counts)))
-    total.sums.index_add_(0, labels, phi.double())
-    phi = phi.to(products)
-    for row in range(0, phi.shape[1], STRIP):  # strip by strip
-        strip = total.gram[row : row + STRIP, row:]
-        if products == torch.float64:
-            strip.addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
-        else:
-            strip.add_(phi[:, row : row + STRIP].T @ phi[:, row:])
+def _in_halves(features: FeatureMap, images: Tensor) -> Tensor:
+    """The features of images, each part of them in a thread of its own where cores are idle."""
+    threads = idle_cores()
+    if threads == 1:
+        return features(images)
+    return torch.cat(in_threads(features, images.split(-(-len(images) // threads))))
+
+
+class UpperProducts:
+    """The upper triangle of G = sum phi phi^T: in float64, or in float32 over `SHORT` images at a time."""
+
+    def __init__(self, dim: int, dtype: torch.dtype) -> None:
+        self.recent = torch.zeros(dim, dim, dtype=dtype)
+        self.images = 0
+        self.earlier: Tensor | None = None
+        """float64: the products of images before the recent ones"""
+
+    def add(self, phi: Tensor) -> None:
+        """phi: features `(n, D)`"""
+        if self.recent.dtype == torch.float32 and self.images >= SHORT:
+            self.earlier = self.total()
+            self.recent.zero_()
+            self.images = 0
+        phi = phi.to(self.recent.dtype)
+        for row in range(0, phi.shape[1], STRIP):  # strip by strip
+            self.recent[row : row + STRIP, row:].addmm_(phi[:, row : row + STRIP].T, phi[:, row:])
+        self.images += len(phi)
+
+    def total(self) -> Tensor:
+        """`(D, D)`, float32 where these are few images; what lies below the triangle does not count."""
+        if self.earlier is not None:
+            return self.earlier.add_(self.recent)
+        return self.recent.double() if self.images >= SHORT else self.recent
 
 
 @dataclass(frozen=True)

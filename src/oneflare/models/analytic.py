@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oneflare.core.threads import in_threads
 from oneflare.models.base import BATCH, Cost, GlobalModel, Task
 from oneflare.models.members import Member, MemberModel, Rule
 from oneflare.nn import build_feature_map
@@ -32,7 +33,7 @@ class FeatureModel(GlobalModel):
 
     def logits(self, images: Tensor, batch_size: int = BATCH) -> Tensor:
         images = self.inputs(images)
-        parts = [self.classify(self.features(batch)) for batch in images.split(batch_size)]
+        parts = in_threads(lambda batch: self.classify(self.features(batch)), images.split(batch_size))
         return torch.cat(parts) if parts else torch.empty(0, len(self.task.classes))
 
 

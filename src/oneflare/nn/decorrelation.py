@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oneflare.core.threads import in_threads
 from oneflare.nn.blocks import blocks_of
 from oneflare.nn.feature_maps import FeatureMap
 from oneflare.nn.synthetic_pictures import dead_leaves
@@ -16,7 +17,7 @@ PICTURES = 1536
 """synthetic pictures whose features are looked at"""
 BLOCK = 512
 """features that are decorrelated together; what correlates across blocks stays"""
-AT_A_TIME = 256
+AT_A_TIME = 128
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Decorrelation:
         Features of different blocks of the map (`oneflare.nn.blocks`) are never in one block of A.
         """
         pictures = dead_leaves(PICTURES, channels, size)
-        phi = torch.cat([features(part) for part in pictures.split(AT_A_TIME)]).double()
+        phi = torch.cat(in_threads(features, pictures.split(AT_A_TIME))).double()
         parts = [part for block in phi.split(blocks_of(features), 1) for part in block.split(BLOCK, 1)]
-        pairs = [_roots(part, ridge) for part in parts]
+        pairs = in_threads(lambda part: _roots(part, ridge), parts)
         return cls(tuple(there for there, _ in pairs), tuple(back for _, back in pairs))
 
     def apart(self, sizes: Sequence[int]) -> list[Decorrelation]:
@@ -66,7 +67,7 @@ class Decorrelation:
         return torch.cat([block.to(of_z).T @ part for block, part in parts])
 
     def decorrelate(self, products: Tensor) -> Tensor:
-        """A S A^T `(D, D)` float32 of sums of products S of phi"""
+        """A S A^T `(D, D)` float32 of sums of products S of phi, of which the upper triangle counts"""
         return _congruent(self.forward, products)
 
     def restore(self, products: Tensor) -> Tensor:
@@ -87,8 +88,18 @@ def _roots(phi: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
 
 
 def _congruent(blocks: tuple[Tensor, ...], products: Tensor) -> Tensor:
-    """A S A^T, block by block"""
-    sizes = [len(block) for block in blocks]
-    rows = torch.cat([block @ part for block, part in zip(blocks, products.float().split(sizes), strict=True)])
-    columns = [part @ block.T for block, part in zip(blocks, rows.split(sizes, 1), strict=True)]
-    return torch.cat(columns, 1)
+    """A S A^T of a symmetric S, whose upper triangle is read: block by block, and those below from those above"""
+    found = torch.empty(products.shape, dtype=torch.float32)
+    start = 0
+    for place, block in enumerate(blocks):
+        end = start + len(block)
+        rows = products[start:end, start:].float()
+        rows[:, : len(block)] = rows[:, : len(block)].triu() + rows[:, : len(block)].triu(1).T
+        rows = block @ rows
+        at = start
+        for other, part in zip(blocks[place:], rows.split([len(other) for other in blocks[place:]], 1), strict=True):
+            torch.mm(part, other.T, out=found[start:end, at : at + len(other)])
+            at += len(other)
+        found[end:, start:end] = found[start:end, end:].T
+        start = end
+    return found

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
-from oneflare.nn.feature_maps import CONTRAST_EPS, averages, block_length, soft_cells
+from oneflare.nn.feature_maps import ALIGNED_ROWS, CONTRAST_EPS, block_length, soft_cells
 from oneflare.nn.synthetic_filters import WEIGHT_GRID, synthetic_filters
 
 CELLS = 5
@@ -29,14 +29,19 @@ POSITIONS = 12
 """a side along which responses are averaged down, before they are averaged over cells, has at least so many"""
 
 
+Seen = tuple[Tensor, Tensor]
+"""images as a `View` shows them: without their means, and 1/sqrt(var + eps) of each patch `(n, 1, h', w')`"""
+
+
 class Bank(Protocol):
     """A part of a feature map."""
 
     dim: int
     parameters: int
+    view: View
 
-    def outputs(self, x: Tensor) -> Tensor:
-        """x: `(n, c, h, w)` in grey levels 0 to 255 -> `(n, dim)`"""
+    def outputs(self, seen: Seen) -> Tensor:
+        """seen: images through the bank's view -> `(n, dim)`"""
 
     def highest(self) -> Tensor:
         """`(dim,)`: what each output never exceeds; none is negative"""
@@ -59,8 +64,12 @@ class View:
     threshold: float
     """below which a response counts as none"""
 
+    def seen(self, x: Tensor) -> Seen:
+        """x: `(n, c, h, w)` in grey levels 0 to 255"""
+        return contrast(F.avg_pool2d(x, self.reduce) if self.reduce > 1 else x, self.kernel)
 
-def contrast(x: Tensor, kernel: int) -> tuple[Tensor, Tensor]:
+
+def contrast(x: Tensor, kernel: int) -> Seen:
     """The image without its mean, and 1/sqrt(var + eps) of each patch `(n, 1, h', w')`."""
     x = x - x.mean((1, 2, 3), keepdim=True)  # filters ignore it; better rounding
     mean = F.avg_pool2d(x.mean(1, keepdim=True), kernel, 1)
@@ -86,20 +95,20 @@ class FilterBank:
         self.side = length // self.pool
         self.cells = soft_cells(self.side).flatten(1)
 
-    def responses(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def responses(self, seen: Seen) -> Iterator[tuple[Tensor, Tensor]]:
         """relu(r - t) and relu(-r - t), both `(n, f, side, side)` and averaged down, part after part of the filters"""
-        view = self.view
-        if view.reduce > 1:
-            x = F.avg_pool2d(x, view.reduce)
-        x, inverse = contrast(x, view.kernel)
+        threshold, (x, inverse) = self.view.threshold, seen
         for part in self.parts:
             response = F.conv2d(x, part).mul_(inverse)
-            above = F.avg_pool2d(response.clamp_min(view.threshold), self.pool)
-            below = F.avg_pool2d(response.clamp_max_(-view.threshold), self.pool)
-            yield above.sub_(view.threshold).clamp_min_(0), below.add_(view.threshold).neg_().clamp_min_(0)
+            above = self._averaged(response.clamp_min(threshold))
+            below = self._averaged(response.clamp_max_(-threshold))
+            yield above.sub_(threshold).clamp_min_(0), below.add_(threshold).neg_().clamp_min_(0)
 
-    def outputs(self, x: Tensor) -> Tensor:
-        found = [torch.stack([self._cell_means(sign) for sign in both], 1) for both in self.responses(x)]
+    def _averaged(self, maps: Tensor) -> Tensor:
+        return maps if self.pool == 1 else F.avg_pool2d(maps, self.pool)
+
+    def outputs(self, seen: Seen) -> Tensor:
+        found = [torch.stack([self._cell_means(sign) for sign in both], 1) for both in self.responses(seen)]
         return torch.cat(found, 3).sqrt_().flatten(1)
 
     def _cell_means(self, maps: Tensor) -> Tensor:
@@ -130,6 +139,13 @@ class FilterBank:
         return digest.hexdigest()
 
 
+def _runs(places: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Each value of a sorted row of numbers, where it begins, and how often it occurs."""
+    values, lengths = places.unique_consecutive(return_counts=True)
+    starts = lengths.cumsum(0) - lengths
+    yield from zip(values.tolist(), starts.tolist(), lengths.tolist(), strict=True)
+
+
 class PairBank:
     """Products of two responses near each other: whether two patterns occur together.
 
@@ -140,32 +156,44 @@ class PairBank:
     """
 
     def __init__(self, view: View, pairs: int, seed: int) -> None:
-        self.base = FilterBank(view, PAIRED_FILTERS, seed)
+        self.view, self.base = view, FilterBank(view, PAIRED_FILTERS, seed)
         self.pairs, self.dim, self.parameters = pairs, CELLS * pairs, self.base.parameters
         self.reach = 1 if self.base.side >= LEAST_PAIRED else 0
         width = 2 * self.reach + 1
         generator = torch_generator(seed, "pairs")
         self.first, self.second = torch.randint(0, 2 * PAIRED_FILTERS, (2, pairs), generator=generator)
         self.places = torch.arange(pairs) * width**2 // pairs
-        self.side = self.base.side - 2 * self.reach
-        self.cells = soft_cells(self.side).flatten(1).T.contiguous()
+        self.filled = F.pad(self.first, (0, -pairs % ALIGNED_ROWS))
         self.groups = [
-            (divmod(place, width), self.first[self.places == place], self.second[self.places == place])
-            for place in range(width**2)
-            if bool((self.places == place).any())
+            (divmod(place, width), own, own + length, self.second[own : own + length])
+            for place, own, length in _runs(self.places)
         ]
+        self.cells, self.positions = self._cells()
 
-    def outputs(self, x: Tensor) -> Tensor:
-        maps = torch.cat([torch.cat(both, 1) for both in zip(*self.base.responses(x), strict=True)], 1)
-        maps = maps.contiguous(memory_format=torch.contiguous_format).sqrt_()
-        middle, found = self._window(maps, self.reach, self.reach), []
-        for (top, left), first, second in self.groups:
-            products = middle[:, first] * self._window(maps, top, left)[:, second]
-            found.append(averages(products.flatten(2), self.cells))
-        return torch.cat(found, 1).flatten(1).sqrt_()
+    def _cells(self) -> tuple[Tensor, int]:
+        """The cells `(positions, 5)` of the middle of a map, and how many positions in a row it takes.
 
-    def _window(self, maps: Tensor, top: int, left: int) -> Tensor:
-        return maps[:, :, top : top + self.side, left : left + self.side]
+        Rows of the middle are as long as those of the whole map, so that the middle and each of its neighbours are a
+        piece of the map as it lies in memory; the positions between two rows have no weight.
+        """
+        side = self.base.side - 2 * self.reach
+        positions = side * self.base.side - 2 * self.reach
+        cells = F.pad(soft_cells(side), (0, 2 * self.reach)).flatten(1)
+        return cells[:, :positions].T.contiguous(), positions
+
+    def outputs(self, seen: Seen) -> Tensor:
+        maps = torch.cat([torch.cat(both, 1) for both in zip(*self.base.responses(seen), strict=True)], 1)
+        maps = maps.contiguous(memory_format=torch.contiguous_format).flatten(2).sqrt_()
+        products = self._piece(maps, self.reach, self.reach).index_select(1, self.filled)
+        for (top, left), start, end, second in self.groups:
+            products[:, start:end].mul_(self._piece(maps, top, left).index_select(1, second))
+        means = torch.bmm(products, self.cells.expand(products.shape[0], -1, -1))
+        return means[:, : self.pairs].flatten(1).sqrt_()
+
+    def _piece(self, maps: Tensor, top: int, left: int) -> Tensor:
+        """The positions from this one on, `(n, 2 f, positions)`"""
+        start = top * self.base.side + left
+        return maps[:, :, start : start + self.positions]
 
     def highest(self) -> Tensor:
         largest = self.base.largest_responses().repeat(2).sqrt()

@@ -172,7 +172,16 @@ class Paired:
         self.blocks = block_sizes(self.dim, parts.blocks)
         groups = self.shape.groups(self.shape.features)
         self.order = None if parts.blocks is None else block_order(self.dim, parts.blocks, groups)
+        self.columns = self._ordered(self._kept_columns())
         self.parameters = sum(bank.parameters for bank in self.banks)
+
+    def _kept_columns(self) -> Tensor:
+        """`(D,)`: which columns of the colours and all outputs of all banks, in a row, are features"""
+        found, start = [torch.arange(self.shape.colours)], self.shape.colours
+        for bank, kept in zip(self.banks, self.kept, strict=True):
+            found.append(start + kept)
+            start += bank.dim
+        return torch.cat(found)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -185,11 +194,14 @@ class Paired:
     def _features(self, x: Tensor) -> Tensor:
         """x: `(n, c, h, w)` in grey levels 0 to 255"""
         found = [self._colours(x / 255.0)] if self.colour_grid else []
-        mirrored = x.flip(-1) if self.mirror else None
-        for bank, kept in zip(self.banks, self.kept, strict=True):
-            outputs = bank.outputs(x)[:, kept]
-            found.append(outputs if mirrored is None else (outputs + bank.outputs(mirrored)[:, kept]) * 0.5)
-        return self._ordered(torch.cat(found, 1))
+        sides = [self._outputs(side) for side in ([x, x.flip(-1)] if self.mirror else [x])]
+        found.append(sides[0] if len(sides) == 1 else sides[0].add_(sides[1]).mul_(0.5))
+        return torch.cat(found, 1)[:, self.columns]
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """All outputs of all banks, bank after bank; banks of one view share what it shows."""
+        shown = {view: view.seen(x) for view in {bank.view: None for bank in self.banks}}
+        return torch.cat([bank.outputs(shown[bank.view]) for bank in self.banks], 1)
 
     def _ordered(self, features: Tensor) -> Tensor:
         """features: `(..., D)`, block after block"""

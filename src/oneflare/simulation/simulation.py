@@ -126,11 +126,12 @@ class Simulation(Setup):
         tasks: list[Callable[[Observer], dict[str, Any]]] = [
             *(partial(self._evaluate, group, uploads) for group in groups),
             *(partial(_silent, partial(self._simulate, quick, clients, epoch)) for epoch in epochs),
-            partial(_silent, partial(self._diagnose, uploads)),
         ]
+        if self.contract.deep:
+            tasks.append(partial(_silent, partial(self._diagnose, uploads)))
         outcomes = map_tasks(call, tasks, workers=workers_for(self.experiment), observer=observer)
         final = {name: row for outcome in outcomes[: len(groups)] for name, row in outcome.items()}
-        simulated = list(zip(epochs, outcomes[len(groups) : -1], strict=True))
+        simulated = list(zip(epochs, outcomes[len(groups) : len(groups) + len(epochs)], strict=True))
         for spec in missing:
             name = spec["name"]
             for remark in (*final[name].get("suspects", ()), *final[name].get("left_out", ())):
@@ -165,8 +166,8 @@ class Simulation(Setup):
         return {one.name: one.to_dict() | left_out for one in found}
 
     def _diagnose(self, uploads: UploadSet) -> dict[str, Any]:
-        if self.contract.deep:
-            without_faulty(uploads, lambda kept: diagnose_into(self.files.diagnostics, kept, self.dataset))
+        """Figures of the members' networks, where they have trained any."""
+        without_faulty(uploads, lambda kept: diagnose_into(self.files.diagnostics, kept, self.dataset))
         return {}
 
     def _simulate(self, specs: Sequence[Mapping[str, Any]], clients: Sequence[int], epoch: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ from oneflare.core.config import Experiment
 from oneflare.nn.hardware import choose_device
 from oneflare.simulation.clients import Clients
 from oneflare.simulation.engines import default_workers, map_tasks
+from oneflare.upload.coding import coder_of
 
 
 def train_clients(clients: Clients, observer: Observer, lender: Clients | None = None) -> list[ClientSummary]:
@@ -42,6 +43,9 @@ def _train_here(clients: Clients, observer: Observer) -> list[ClientSummary]:
     experiment = clients.experiment
     together = experiment.train.cohort if supports(clients.job(0)) else 1
     groups = cohorts(clients.partition.sizes, clients.dataset.image.size, together)
+    plan, image = clients.contract.statistics, clients.contract.image
+    if plan is not None and plan.coded:  # workers are forked with it, and the server needs it as well
+        coder_of(plan.feature_map, image.channels, image.size)
 
     def announce(summaries: list[ClientSummary]) -> None:
         for summary in summaries:

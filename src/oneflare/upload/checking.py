@@ -17,6 +17,7 @@ from torch import Tensor
 
 from oneflare.core.files import digest_of
 from oneflare.core.strict import strict_json
+from oneflare.core.threads import in_threads
 from oneflare.errors import UploadError
 from oneflare.upload.blocks import apart, limits_apart
 from oneflare.upload.class_statistics import CLASS_SCATTER, class_complaint
@@ -278,7 +279,7 @@ def check_statistics(
         packed = pack(from_vector(packed[FIXED], len(contract.classes), contract.statistics.dim, contract.fixed))
         limits = limits.rounded(contract.fixed.clip, 2.0**-contract.fixed.bits)
     sizes = contract.statistics.blocks
-    reasons = map(
+    reasons = in_threads(
         lambda part, own, block: _block_complaint(part, int(manifest["samples"]), own, contract, block),
         apart(packed, sizes),
         limits_apart(limits, sizes),

@@ -24,7 +24,7 @@ from oneflare.nn import build_feature_map
 from oneflare.nn.decorrelation import Decorrelation
 from oneflare.upload.factors import equivalent_step, factor_of, factor_slack
 from oneflare.upload.limits import FeatureLimits
-from oneflare.upload.rice import decode_rows, decode_triangle, encode_rows, encode_triangle, row_bits
+from oneflare.upload.rice import decode_into, decode_rows, encode_rows, encode_triangle, rows_bits
 from oneflare.upload.symmetric import SLACK, mirrored_, positive, triangle_size, unpack_symmetric, upper_values
 
 SCATTER, SUMS, COUNTS = "scatter", "sums", "counts"
@@ -61,15 +61,22 @@ def coded(packed: Mapping[str, Tensor], coder: Decorrelation, dtype: str, room: 
     rows = factor_of(packed)
     if rows is not None:
         return {**packed, SCATTER: _coded_factor(coder.changed(rows.float()), packed, dtype, room)}
-    products = coder.decorrelate(unpack_symmetric(packed[SCATTER], torch.float32))
-    chance = math.sqrt(max(float(packed[COUNTS].sum()), 1.0))
+    images = int(packed[COUNTS].sum())
+    words = coded_products(unpack_symmetric(packed[SCATTER], torch.float32), images, coder, dtype, room)
+    return {**packed, SCATTER: words}
+
+
+def coded_products(scatter: Tensor, images: int, coder: Decorrelation, dtype: str, room: int | None = None) -> Tensor:
+    """The words of the scatter `(D, D)` of so many images, whose upper triangle counts; the rest as in `coded`."""
+    products = coder.decorrelate(scatter)
+    chance = math.sqrt(max(images, 1))
     step = round(math.log2(FINENESS[dtype if room is None else "fine"] * chance))
     while room is not None and step < STEPS[-1] and estimated_bytes(products, 2.0**step) > room:
         step += 1
     while True:
         words = torch.cat([torch.tensor([step]), encode_triangle((products / 2.0**step).round_())])
         if room is None or 8 * len(words) <= room or step == STEPS[-1]:
-            return {**packed, SCATTER: words}
+            return words
         step += 1
 
 
@@ -103,7 +110,8 @@ def estimated_bytes(products: Tensor, step: float) -> float:
     kept = (torch.arange(SAMPLED // 2, len(products), SAMPLED)[:, None] <= torch.arange(len(products))).sum()
     if int(kept) == 0:
         return 0.0
-    bits = sum(row_bits((row[place * SAMPLED + SAMPLED // 2 :] / step).round()) for place, row in enumerate(rows))
+    whole = (rows / step).round_()
+    bits = rows_bits([row[place * SAMPLED + SAMPLED // 2 :] for place, row in enumerate(whole)])
     return bits / 8 / int(kept) * triangle_size(len(products))
 
 
@@ -114,17 +122,23 @@ def plain(packed: Mapping[str, Tensor], coder: Decorrelation) -> dict[str, Tenso
     return {**packed, SCATTER: upper_values(restored)}
 
 
-def decoded(packed: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> tuple[Tensor, float]:
+def decoded(
+    packed: Mapping[str, Tensor], dtype: torch.dtype = torch.float64, into: Tensor | None = None
+) -> tuple[Tensor, float]:
     """u Q `(D, D)` and u; a ValueError where the words are no code. float32 is exact below 2^24 steps
 
     Of a factor w Q they are its products, and the u that is as uncertain as w.
+    into: a matrix of this type that may be overwritten, because new memory takes as long as decoding
     """
+    dim = packed[SUMS].shape[1]
+    products = torch.empty(dim, dim, dtype=dtype) if into is None else into
     found = decoded_factor(packed)
     if found is not None:
         rows = found[0].to(dtype)
-        return rows.T @ rows, equivalent_step(*found)
+        return torch.mm(rows.T, rows, out=products), equivalent_step(*found)
     step = decoded_step(packed)
-    return mirrored_(decode_triangle(packed[SCATTER][1:], packed[SUMS].shape[1], dtype)).mul_(step), step
+    decode_into(products, packed[SCATTER][1:])
+    return mirrored_(products).mul_(step), step
 
 
 def decoded_step(packed: Mapping[str, Tensor]) -> float:
@@ -151,9 +165,14 @@ def rounding_eigenvalue(steps: Sequence[float], dim: int) -> float:
     return 2 * math.sqrt(dim * rounding_variance(steps))
 
 
-def changed_sums(packed: Mapping[str, Tensor], coder: Decorrelation) -> tuple[Tensor, Tensor, Tensor]:
-    """G `(D, D)`, b `(C, D)` and n `(C,)` of z = A phi, float64, of packed statistics in code."""
-    products, _ = decoded(packed)
+def changed_sums(
+    packed: Mapping[str, Tensor], coder: Decorrelation, into: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """G `(D, D)`, b `(C, D)` and n `(C,)` of z = A phi, float64, of packed statistics in code.
+
+    into: a matrix that may be overwritten for G
+    """
+    products, _ = decoded(packed, into=into)
     sums, counts = coder.changed(packed[SUMS].double()), packed[COUNTS].double()
     mean = sums.sum(0)
     return products.addr_(mean, mean / max(float(counts.sum()), 1.0)), sums, counts

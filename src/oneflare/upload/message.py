@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oneflare.core.files import digest_of
 from oneflare.core.strict import strict_json
+from oneflare.core.threads import in_threads
 from oneflare.errors import MemberFault, UploadError
 from oneflare.nn.blocks import block_sizes
 from oneflare.upload.blocks import apart
@@ -150,11 +151,13 @@ class Upload:
             return self._fixed(packed)
         return unpack_classes(packed).pooled() if CLASS_SCATTER in packed else unpack(self._plain(packed))
 
-    def solved_statistics(self) -> list[Statistics]:
+    def solved_statistics(self, into: Sequence[Tensor] | None = None) -> list[Statistics]:
         """The statistics of each block of features for which fusion `analytic` solves.
 
         Where sums are coded, they are those of the features in which sums were rounded, z = A phi
         (`oneflare.upload.coding`).
+
+        into: for each block a matrix `(D, D)` float64 that may be overwritten for G
         """
         plan, image = self.manifest["statistics"], self.manifest["image"]
         if not self._coded and len(self._blocks) == 1:
@@ -164,7 +167,7 @@ class Upload:
             return [unpack(part) for part in parts]
         with self.blamed():
             coders = coder_of(plan["feature_map"], int(image["channels"]), int(image["size"])).apart(self._blocks)
-            return [Statistics(*changed_sums(part, coder)) for part, coder in zip(parts, coders, strict=True)]
+            return [Statistics(*sums) for sums in in_threads(changed_sums, parts, coders, into or [None] * len(parts))]
 
     @property
     def _blocks(self) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.symmetric import (
     ROUNDING,
     SLACK,
+    STRIP,
     positive,
     products_complaint,
     triangle_size,
@@ -209,11 +210,8 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
     int12: the same with 2047 steps, four numbers in 48 bits; a correlation loses at most 1/4094.
     What is sent in code is packed in float32 first (`oneflare.upload.coding`).
     """
-    scatter = statistics.gram - _mean_part(statistics.sums, statistics.counts)
+    scatter = scatter_around_mean(statistics)
     diagonal = scatter.diagonal()
-    constant = diagonal.abs() <= VANISHING * statistics.gram.diagonal().abs()
-    scatter[constant] = 0
-    scatter[:, constant] = 0
     packed = {SUMS: statistics.sums.float(), COUNTS: statistics.counts.long()}
     if dtype in STEPS:
         steps = STEPS[dtype]
@@ -227,6 +225,26 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
     else:
         packed[SCATTER] = values.to(torch.int16 if dtype == "int16" else torch.float32)
     return packed
+
+
+def scatter_around_mean(statistics: Statistics, dtype: torch.dtype = torch.float64) -> Tensor:
+    """S = G - n m m^T `(D, D)`, without what rounding leaves of features that are constant.
+
+    The difference is taken in float64, strip by strip, whatever the type of G and S. Of G the upper triangle may be
+    given alone; that of S is then meant.
+    """
+    total = statistics.sums.double().sum(0)
+    mean = total / max(float(statistics.counts.sum()), 1.0)
+    scatter = torch.empty(statistics.gram.shape, dtype=dtype)
+    for start in range(0, len(scatter), STRIP):
+        rows = slice(start, start + STRIP)
+        scatter[rows] = statistics.gram[rows].double() - torch.outer(total[rows], mean)
+    size = statistics.gram.diagonal().double()
+    constant = (size - total * mean).abs() <= VANISHING * size.abs()
+    if bool(constant.any()):
+        scatter[constant] = 0
+        scatter[:, constant] = 0
+    return scatter
 
 
 def unpack(packed: Mapping[str, Tensor]) -> Statistics:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from oneflare.core.threads import in_threads
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion.analytic.committee import committee
 from oneflare.fusion.analytic.solver import LinearClassifier, solve
@@ -24,6 +25,7 @@ from oneflare.models.analytic import AnalyticMemberModel, AnalyticModel
 from oneflare.models.members import Rule
 from oneflare.models.rules.density import Corroboration
 from oneflare.models.rules.redistribution import Redistribution
+from oneflare.nn.decorrelation import Decorrelation
 from oneflare.upload.coding import coder_of, rounding_eigenvalue, rounding_variance
 from oneflare.upload.statistics import Statistics
 
@@ -50,11 +52,15 @@ def added_up(uploads: UploadSet) -> tuple[list[Statistics], list[list[Sketch]]]:
         return [uploads.statistics()], []
     totals = [Statistics.zeros(size, len(uploads.contract.classes)) for size in uploads.plan.blocks]
     sketches: list[list[Sketch]] = [[] for _ in totals]
+
+    def add(own: Statistics, total: Statistics, known: list[Sketch]) -> None:
+        for mine, whole in ((own.gram, total.gram), (own.sums, total.sums), (own.counts, total.counts)):
+            whole.add_(mine)
+        known.append(Sketch.of(own))
+
+    into = [torch.empty_like(total.gram) for total in totals]
     for upload in uploads:
-        for block, (own, total) in enumerate(zip(upload.solved_statistics(), totals, strict=True)):
-            for mine, whole in ((own.gram, total.gram), (own.sums, total.sums), (own.counts, total.counts)):
-                whole.add_(mine)
-            sketches[block].append(Sketch.of(own))
+        in_threads(add, upload.solved_statistics(into), totals, sketches)
     return totals, sketches
 
 
@@ -103,17 +109,20 @@ class Analytic(Fusion):
         """
         blocks = len(totals)
         if not uploads.plan.coded:
-            return committee([solve(total, kind=self.solver, ridge=self.ridge, blocks=blocks) for total in totals])
+            return committee(
+                in_threads(lambda total: solve(total, kind=self.solver, ridge=self.ridge, blocks=blocks), totals)
+            )
         image = uploads.contract.image
         coders = coder_of(uploads.plan.feature_map, image.channels, image.size).apart(uploads.plan.blocks)
-        found = []
-        rounded = zip(*(upload.steps() for upload in uploads), strict=True)
-        for total, coder, steps in zip(totals, coders, rounded, strict=True):
+
+        def solved(total: Statistics, coder: Decorrelation, steps: Sequence[float]) -> LinearClassifier:
             least = ABOVE_ROUNDING * rounding_eigenvalue(steps, len(total.gram)) / max(total.samples, 1.0)
             noise = {"least": least, "rounding": rounding_variance(steps)}
             own = solve(total, kind=self.solver, ridge=self.ridge, blocks=blocks, **noise)
-            found.append(replace(own, weight=coder.weights(own.weight)))
-        return committee(found)
+            return replace(own, weight=coder.weights(own.weight))
+
+        rounded = zip(*(upload.steps() for upload in uploads), strict=True)
+        return committee(in_threads(solved, totals, coders, rounded))
 
 
 @FUSIONS.register("flare_analytic")

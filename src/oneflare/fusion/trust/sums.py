@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -71,6 +72,7 @@ class Sketch:
         return cls(counts, means, within / freedom)
 
 
+@lru_cache(maxsize=4)
 def _axes(dim: int) -> Tensor:
     """`(D, k)` orthonormal columns in random directions, the same for everybody."""
     drawn = torch.randn(dim, min(SKETCH, dim), dtype=torch.float64, generator=torch_generator(0, "sketch", dim))

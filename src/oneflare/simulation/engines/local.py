@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from oneflare.client.observer import Observer, Relay, tell
 from oneflare.core.frames import keep_lines, move_lines
 from oneflare.core.plugins import load_plugins
+from oneflare.core.threads import divide_cores
 from oneflare.errors import OneFlareError, RunError
 from oneflare.nn.given import GIVEN, take_over
 
@@ -95,7 +96,8 @@ class _Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_serve, args=(theirs, self.work, self.tasks, GIVEN), daemon=True)  # type: ignore[attr-defined]
+        arguments = theirs, self.work, self.tasks, GIVEN, self.wanted
+        process = self.context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
         theirs.close()
         return _Worker(process, ours)
@@ -179,7 +181,10 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any], modules: dict[str, Any]) -> None:
+def _serve(
+    connection: Connection, work: Work[Any, Any], tasks: Sequence[Any], modules: dict[str, Any], workers: int
+) -> None:
+    """workers: how many work at the same time"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):  # the worker was started while signals had to wait
@@ -189,6 +194,7 @@ def _serve(connection: Connection, work: Work[Any, Any], tasks: Sequence[Any], m
     load_plugins()  # a spawned worker starts without the user's parts and the user's networks
     take_over(modules)
     torch.set_num_threads(1)
+    divide_cores(workers)
     threading.Thread(target=_follow_parent, daemon=True).start()
     observer = Relay(lambda event, arguments: connection.send(("event", (event, arguments))))
     while True:
