@@ -19,7 +19,7 @@ from oneflare.data import ClientData, load
 from oneflare.errors import ConfigError, UploadError
 from oneflare.fusion import UploadSet, build_fusion, load_model
 from oneflare.fusion.analytic.solver import NEVER, PROBES, RIDGES, Factored, Spectrum, solve
-from oneflare.fusion.analytic.sums import KNOWING, knowers, networks_know, networks_say
+from oneflare.fusion.analytic.sums import KNOWING, SEVERAL, knowers, networks_know, networks_say
 from oneflare.fusion.densities import member_densities
 from oneflare.methods.resolve import resolve
 from oneflare.metrics.classification import expected_calibration_error
@@ -430,8 +430,8 @@ def test_the_combination_is_not_worse_than_its_better_part(both):
 
 @pytest.mark.parametrize("knowing", [KNOWING, 6.0])
 def test_the_combination_adds_two_log_posteriors(both, monkeypatch, knowing):
-    """(log p + t score) / (1 + t^2/4), with t = b K^(b/2), b = (R / 2.5)^2, R the ratio that members' images have on
-    average and K the number of members that know an image's class."""
+    """(log p + t score) / (1 + t^2/4), with t = b max(1, K / 1.6)^b, b = (R / 2.5)^2, R the ratio that members' images
+    have on average and K the number of members that know an image's class."""
     monkeypatch.setattr("oneflare.fusion.analytic.sums.KNOWING", knowing)
     _, uploads = both
     images = DIGITS.test.images[:30]
@@ -443,7 +443,7 @@ def test_the_combination_adds_two_log_posteriors(both, monkeypatch, knowing):
     of_images = densities.expected[owners, labels].repeat_interleave(uploads.counts[owners, labels].long())
     t = min(1.0, (float(of_images.mean()) / densities.means.shape[2] ** 0.5 / knowing) ** 2)
     assert t == 1 if knowing == KNOWING else 0.05 < t < 0.95
-    t *= literal_knowers(uploads.counts) ** (t / 2)
+    t *= max(1, literal_knowers(uploads.counts) / SEVERAL) ** t
     wanted = ((analytic.predict_proba(images).log() + t * scores) / (1 + t * t / 4)).softmax(1)
     assert torch.allclose(model.predict_proba(images), wanted, atol=1e-4)
 
@@ -467,17 +467,22 @@ def test_networks_count_as_far_as_members_know_their_own_images(both, ratio, t):
     expected[uploads.counts == 0] = 1e6
     known = networks_know(replace(densities, expected=expected), uploads.counts)
     assert known == pytest.approx(t)
-    assert networks_say(known, uploads.counts) == pytest.approx(t * literal_knowers(uploads.counts) ** (t / 2))
+    for factor in (1, 100):  # few images of a class make no member that knows it
+        counts = factor * uploads.counts
+        wanted = t * max(1, literal_knowers(counts) / SEVERAL) ** t
+        assert networks_say(known, counts) == pytest.approx(wanted)
+    assert literal_knowers(counts) > SEVERAL
 
 
 def literal_knowers(counts):
-    """Over all images, how many members know their class: 1 over the sum of the squared shares of those with ten."""
+    """The harmonic mean over all images of how many members know their class: 1 over the sum of the squared shares of
+    those with ten."""
     found = []
     for own in counts.T.tolist():
         say = [n**0.5 for n in own if n >= 10]
         several = sum(say) ** 2 / sum(part**2 for part in say) if say else 1.0
         found += [several] * round(sum(own))
-    return sum(found) / len(found)
+    return len(found) / sum(1 / several for several in found)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ training images of CIFAR-10 that nobody trained on"""
 KNOWING = 2.5
 """ratio / sqrt(d) that members must expect on their own images for the networks to count in full; chosen, like OVERLAP,
 on training images of SVHN, CIFAR-10 and CIFAR-100 that nobody trained on"""
+SEVERAL = 1.6
+"""members that know a class, up to which they count as one opinion; chosen in the same way, on SVHN"""
 OVERLAP = 0.25
 """how much less sure two opinions are together because they are about one image, at t = 1; it grows with t^2"""
 
@@ -138,7 +140,7 @@ class FlareAnalytic(Fusion):
     """
 
     needs = frozenset({"weights", "prototypes", "counts", "statistics"})
-    revision = 1
+    revision = 2
 
     def __init__(self, *, networks: Literal["density", "redistribution"] = "density") -> None:
         self.networks = networks
@@ -174,15 +176,17 @@ def networks_know(densities: MemberDensities, counts: Tensor) -> float:
 
 
 def networks_say(known: float, counts: Tensor) -> float:
-    """t = b K^(b/2), with K the number of members that know the class of the mean image (`knowers`).
+    """t = b max(1, K / 1.6)^b, with K the number of members that know the class of an image, its harmonic mean over all
+    images (`knowers`).
 
-    The score is the mean of their ratios. K opinions without an error in common would count K times, K opinions with
-    the same errors once; members that know their images well are between the two, and others share their errors.
+    The score of a class is the mean of its members' ratios. K opinions without an error in common would count K times,
+    K opinions with the same errors once; members that know their images well are between the two, and others share
+    their errors. The harmonic mean is near 1 where some classes have a single owner, whose opinion stays one.
     known: b of `networks_know`; counts: `(N, C)` n, as far as believed
     """
     of_class = counts.sum(0)
-    several = float((knowers(counts) * of_class).sum() / of_class.sum().clamp(min=1e-12))
-    return float(known * max(several, 1.0) ** (known / 2))
+    several = float(of_class.sum() / (of_class / knowers(counts)).sum().clamp(min=1e-12))
+    return float(known * max(several / SEVERAL, 1.0) ** known)
 
 
 def knowers(counts: Tensor) -> Tensor:
