@@ -64,6 +64,16 @@ def own_copy(rich_run, tmp_path):
     return shutil.copytree(rich_run, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("second", "message"), [("nowhere", "is not a run folder"), ("run", "same settings and seed was named before")]
+)
+def test_a_wrong_folder_among_several_ends_before_any_work(own_copy, tmp_path, second, message):
+    before = sorted(own_copy.rglob("*"))
+    with pytest.raises(RunError, match=message):
+        bench_runs([own_copy, tmp_path / second], names=["average"])
+    assert sorted(own_copy.rglob("*")) == before
+
+
 @pytest.mark.parametrize("name", list(FUSIONS))
 def test_fusing_leaves_no_trace_and_batch_size_changes_no_prediction(name, rich_uploads):
     """For every fusion there is, and every one that will be: what digits uploads can feed predicts image by image."""

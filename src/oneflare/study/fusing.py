@@ -138,13 +138,7 @@ def bench_runs(
 ) -> list[BenchTable]:
     """One table for every group of runs that differ only in their seed. A comparison's folder stands for its runs."""
     groups: dict[str, list[RunBench]] = {}
-    seen: set[tuple[str, int]] = set()
-    for folder in expand(folders):
-        experiment = read_experiment(folder)
-        group = experiment.model_copy(update={"seed": 0}).training_digest()
-        if (group, experiment.seed) in seen:
-            raise RunError(f"{folder}: a run with the same settings and seed was named before; name it once")
-        seen.add((group, experiment.seed))
+    for folder, group in _grouped(expand(folders)).items():
         run = bench_run(
             folder,
             names=names,
@@ -155,6 +149,20 @@ def bench_runs(
         )
         groups.setdefault(group, []).append(run)
     return [BenchTable(tuple(runs)) for runs in groups.values()]
+
+
+def _grouped(folders: Sequence[Path]) -> dict[Path, str]:
+    """Each run with the digest of all its settings but the seed; what cannot be fused ends here, before any work."""
+    found: dict[Path, str] = {}
+    seen: set[tuple[str, int]] = set()
+    for folder in folders:
+        experiment = read_experiment(folder)
+        group = experiment.model_copy(update={"seed": 0}).training_digest()
+        if (group, experiment.seed) in seen:
+            raise RunError(f"{folder}: a run with the same settings and seed was named before; name it once")
+        seen.add((group, experiment.seed))
+        found[folder] = group
+    return found
 
 
 def expand(folders: Sequence[Path]) -> list[Path]:
