@@ -290,6 +290,16 @@ def four(tmp_path) -> UploadSet:
     return uploads_of(tmp_path, {"data": {"train_size": 1200}, "partition": {"clients": 4, "kind": "iid"}})
 
 
+def test_the_weights_of_blocks_are_noted_and_printed(four):
+    from oneflare.cli.show import block_weights
+
+    notes = build_fusion({"name": "analytic"}).fuse(four).notes
+    assert len(notes["block_weights"]) == 3
+    assert sum(notes["block_weights"]) == pytest.approx(1, abs=1e-3)
+    said = block_weights("analytic", notes["block_weights"])
+    assert said.startswith("analytic weighs its 3 blocks of features by 0.")
+
+
 def test_honest_members_are_compared_in_every_block_and_nobody_is_named(four):
     assert [len(block) for block in block_sketches(four)] == [4, 4, 4]
     assert not doubtful_sums(four)

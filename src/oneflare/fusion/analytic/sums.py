@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,10 @@ KNOWING = 2.5
 on training images of SVHN, CIFAR-10 and CIFAR-100 that nobody trained on"""
 OVERLAP = 0.25
 """how much of the networks' opinion the statistics have said already"""
+
+
+BLOCK_WEIGHTS = "block_weights"
+"""what the fusion notes where features are in blocks: how much each of them counts"""
 
 
 def added_up(uploads: UploadSet) -> tuple[list[Statistics], list[list[Sketch]]]:
@@ -80,11 +84,11 @@ class Analytic(Fusion):
         self.leave_out = leave_out
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
-        model, suspects = self.solved(uploads)
-        return Fused(model, suspects=suspects)
+        model, suspects, notes = self.solved(uploads)
+        return Fused(model, notes, suspects)
 
-    def solved(self, uploads: UploadSet) -> tuple[AnalyticModel, tuple[Suspect, ...]]:
-        """The model, and the members whose class means are others'."""
+    def solved(self, uploads: UploadSet) -> tuple[AnalyticModel, tuple[Suspect, ...], dict[str, Any]]:
+        """The model, the members whose class means are others', and the weights of blocks where there are several."""
         totals, sketches = added_up(uploads)
         if self.leave_out and uploads.total is not None:
             raise UploadError("fusion analytic.leave_out: members cannot be left out of masked sums; set it to false")
@@ -97,7 +101,8 @@ class Analytic(Fusion):
         found = self._classifier(totals, uploads)
         model = AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, found.weight, found.bias)
         treatment: Treatment = "left out" if self.leave_out else "kept"
-        return model, tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
+        suspects = tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
+        return model, suspects, {BLOCK_WEIGHTS: [round(share, 4) for share in found.shares]} if found.shares else {}
 
     def _classifier(self, totals: Sequence[Statistics], uploads: UploadSet) -> LinearClassifier:
         """The classifier of the totals of `solved_statistics`, the weighed mean of those of the blocks.
@@ -142,10 +147,10 @@ class FlareAnalytic(Fusion):
         self.needs = self.needs | {"density" if networks == "density" else "calibration"}
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
-        analytic, suspects = Analytic().solved(uploads)
+        analytic, suspects, notes = Analytic().solved(uploads)
         members = uploads.members(self._rule(uploads))
         model = AnalyticMemberModel(uploads.task, members.members, members.rule, members.encoder, analytic)
-        return Fused(model, suspects=suspects)
+        return Fused(model, notes, suspects)
 
     def _rule(self, uploads: UploadSet) -> Rule:
         if self.networks == "density":
