@@ -94,7 +94,7 @@ class Size(Options):
     blocks: int | None = None
     """sum products of two features only where both are in the same of so many blocks; the server solves for each block
     and averages the scores, each by its weight, and for the same upload more features fit. Default: products of all
-    features"""
+    features, or where upload.limit decides how many features there are, as many blocks as suit its size"""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Paired:
         self.dim = self.shape.dim(self.shape.features)
         self.blocks = block_sizes(self.dim, parts.blocks)
         groups = self.shape.groups(self.shape.features)
-        self.order = None if parts.blocks is None else block_order(self.dim, parts.blocks, groups)
+        self.order = None if len(self.blocks) == 1 else block_order(self.dim, len(self.blocks), groups)
         self.columns = self._ordered(self._kept_columns())
         self.parameters = sum(bank.parameters for bank in self.banks)
 
@@ -251,8 +251,8 @@ class PairedShape:
     def __init__(self, channels: int, size: int, mirror: bool, colour_grid: int, parts: Size) -> None:
         if not 1 <= parts.kept <= FILTER_OUTPUTS:
             raise ConfigError(f"analytic.kept: must lie between 1 and {FILTER_OUTPUTS} (got {parts.kept})")
-        if parts.blocks is not None and not 2 <= parts.blocks <= MOST_BLOCKS:
-            raise ConfigError(f"analytic.blocks: must lie between 2 and {MOST_BLOCKS} (got {parts.blocks})")
+        if parts.blocks is not None and not 1 <= parts.blocks <= MOST_BLOCKS:
+            raise ConfigError(f"analytic.blocks: must lie between 1 and {MOST_BLOCKS} (got {parts.blocks})")
         self.channels, self.size, self.mirror, self.kept = channels, size, mirror, parts.kept
         self.blocks = parts.blocks or 1
         self.most = min(MOST_FEATURES * self.blocks, MOST_IN_BLOCKS)
