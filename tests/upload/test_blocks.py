@@ -290,6 +290,20 @@ def four(tmp_path) -> UploadSet:
     return uploads_of(tmp_path, {"data": {"train_size": 1200}, "partition": {"clients": 4, "kind": "iid"}})
 
 
+def test_a_model_may_ask_moved_copies_as_well(four, tmp_path):
+    """Scores are linear in the features: those of mean features are the mean of the scores."""
+    plain, moved = fuse(four), fuse(four, moved=1)
+    images = DIGITS.test.images[:40]
+    wide = torch.nn.functional.pad(images.float(), (1, 1, 1, 1), mode="replicate").to(images.dtype)
+    copies = [images, wide[:, :, 2:, :-2], wide[:, :, :-2, 2:]]
+    expected = torch.stack([plain.logits(copy) for copy in copies]).mean(0)
+    assert torch.allclose(moved.logits(images), expected, atol=1e-3)
+    moved.save(tmp_path / "model.safetensors")
+    assert torch.equal(load_model(tmp_path / "model.safetensors").logits(images), moved.logits(images))
+    with pytest.raises(ConfigError, match="between 1 and"):
+        fuse(four, moved=9)
+
+
 def test_the_weights_of_blocks_are_noted_and_printed(four):
     from oneflare.cli.show import block_weights
 

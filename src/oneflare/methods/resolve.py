@@ -275,7 +275,8 @@ def _blocks_for_limit(wanted: Layer, recipe: Layer) -> int:
     refused = [upload.get(name) for name in ("masked", "statistics", "statistics_epsilon")]
     decided = isinstance(statistics, Mapping) and {"blocks", "features"} & set(statistics)
     fusions = wanted.get("fusions", recipe.get("fusions"))
-    alone = fusions in ("analytic", ["analytic"], ("analytic",), [{"name": "analytic"}])
+    several = fusions if isinstance(fusions, list | tuple) else [fusions]
+    alone = all((own.get("name") if isinstance(own, Mapping) else own) == "analytic" for own in several)
     if decided or not alone or any(value is not None for value in refused):
         return 1
     try:

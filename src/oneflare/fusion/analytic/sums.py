@@ -74,14 +74,24 @@ class Analytic(Fusion):
     needs = frozenset({"statistics"})
 
     def __init__(
-        self, *, solver: Literal["lda", "ridge"] = "lda", ridge: float | None = None, leave_out: bool = False
+        self,
+        *,
+        solver: Literal["lda", "ridge"] = "lda",
+        ridge: float | None = None,
+        leave_out: bool = False,
+        moved: int | None = None,
     ) -> None:
-        """ridge: strength; default: chosen from the statistics. leave_out: members whose class means are others'"""
+        """ridge: strength; default: chosen from the statistics. leave_out: members whose class means are others'
+
+        moved: the model answers by the mean over the image and two copies of it that are moved by so many pixels, at
+        three times the time; for analytic=paired. Default: by the image alone
+        """
         if ridge is not None and not ridge > 0:
             raise ConfigError(f"fusion analytic.ridge: must be greater than 0 (got {ridge})")
         self.solver = solver
         self.ridge = ridge
         self.leave_out = leave_out
+        self.moved = moved
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
         model, suspects, notes = self.solved(uploads)
@@ -99,10 +109,22 @@ class Analytic(Fusion):
                     left = zip(totals, upload.solved_statistics(), strict=True)
                     totals = [total - own for total, own in left]
         found = self._classifier(totals, uploads)
-        model = AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, found.weight, found.bias)
+        spec = self._asked_features(uploads.plan.feature_map)
+        model = AnalyticModel(uploads.task, spec, uploads.plan.bound, found.weight, found.bias)
         treatment: Treatment = "left out" if self.leave_out else "kept"
         suspects = tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
         return model, suspects, {BLOCK_WEIGHTS: [round(share, 4) for share in found.shares]} if found.shares else {}
+
+    def _asked_features(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The map that the model asks: that of the sums, of moved copies as well where that is wanted.
+
+        Scores are linear in the features, so those of mean features are the mean of the scores.
+        """
+        if self.moved is None:
+            return spec
+        if spec["name"] != "paired":
+            raise ConfigError(f"fusion analytic.moved: is for analytic=paired, not for {spec['name']}; leave it out")
+        return {**spec, "moved": self.moved}
 
     def _classifier(self, totals: Sequence[Statistics], uploads: UploadSet) -> LinearClassifier:
         """The classifier of the totals of `solved_statistics`, the weighed mean of those of the blocks.
