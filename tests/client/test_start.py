@@ -12,6 +12,7 @@ from oneflare.data import load
 from oneflare.errors import ConfigError, TrainingError
 from oneflare.fusion import build_fusion, load_model
 from oneflare.methods.resolve import resolve
+from oneflare.nn import build_feature_map, feature_map_spec
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 
@@ -41,6 +42,46 @@ def test_uploads_are_as_large_as_the_limit_allows(tmp_path, dtype, limit):
     model.save(tmp_path / "model.safetensors")
     images = DIGITS.test.images[:40]
     assert torch.equal(load_model(tmp_path / "model.safetensors").logits(images), model.logits(images))
+
+
+@pytest.mark.parametrize(
+    ("limit", "dtype", "chosen"),
+    [
+        ("45MB", "coarse", (8, 10, "both")),
+        ("3MB", "coarse", (2, 10, None)),
+        ("45MB", "float32", (3, 10, None)),
+        ("500kB", "coarse", (None, 5, None)),
+        ("900GB", "coarse", (64, 10, "both")),
+    ],
+)
+def test_a_limit_alone_chooses_blocks_and_patches_by_its_size(limit, dtype, chosen):
+    upload = {"upload": {"limit": limit, "statistics_dtype": dtype}}
+    own = resolve(SMALL, upload).analytic
+    assert (own["blocks"], own["kept"], own["patches"]) == chosen
+    assert resolve(SMALL, upload, {"analytic": {"blocks": 1}}).analytic["kept"] == 5
+    assert resolve(SMALL, upload, {"analytic": {"blocks": 4}}).analytic["patches"] is None
+    given = resolve(SMALL, upload, {"analytic": {"patches": "small"}}).analytic
+    assert (given["blocks"], given["patches"]) == (chosen[0], "small")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"upload": {"statistics_epsilon": 4.0, "counts": "withheld"}},
+        {"analytic": {"features": 300}},
+        {"analytic": {"budget": "60s"}},
+        {"fusions": ["analytic", "fedncm"], "upload": {"statistics_dtype": "float32"}},
+    ],
+)
+def test_where_blocks_are_not_for_it_a_limit_chooses_one(layer):
+    assert resolve(SMALL, {"upload": {"limit": "45MB"}}, layer).analytic["blocks"] is None
+
+
+def test_one_block_may_be_asked_for_by_number():
+    spec = {"name": "paired", "features": 60, "mirror": False}
+    one = build_feature_map({**spec, "blocks": 1}, 1, 8)
+    assert one.fingerprint() == build_feature_map(spec, 1, 8).fingerprint()
+    assert feature_map_spec({**spec, "blocks": 1}, flip=True) == feature_map_spec(spec, flip=True)
 
 
 def test_a_finished_upload_beyond_the_limit_is_removed(tmp_path):

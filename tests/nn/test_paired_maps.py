@@ -92,6 +92,18 @@ def test_features_do_not_depend_on_neighbours(mirror):
     assert torch.allclose(own(pixels.flip(-1)), together, atol=1e-4) == mirror
 
 
+def test_features_of_moved_copies_are_averaged():
+    """Oracle: the three images moved by hand, with their border repeated."""
+    pixels, plain = images(3, 3, 32), build(features=150)
+    wide = F.pad(pixels.float(), (2, 2, 2, 2), mode="replicate").to(torch.uint8)
+    copies = [wide[:, :, 2 + down : 34 + down, 2 + right : 34 + right] for down, right in ((0, 0), (2, -2), (-2, 2))]
+    expected = torch.stack([plain(copy) for copy in copies]).mean(0)
+    own = build(features=150, moved=2)
+    assert torch.allclose(own(pixels), expected, atol=1e-5)
+    assert own.fingerprint() != plain.fingerprint()
+    assert own.shape.seconds(150) > 2 * plain.shape.seconds(150)
+
+
 def test_the_map_is_a_function_of_its_spec():
     spec = {"name": "paired", "features": 60, "mirror": False}
     one = build_feature_map(spec, 3, 32)
@@ -114,6 +126,8 @@ def test_each_filter_keeps_as_many_of_its_outputs():
     [
         *({"features": 1}, {"features": 99999}, {"kept": 0}, {"kept": 11}, {"budget": "0.01s"}, {"threshold": -1}),
         {"patches": "huge"},
+        {"moved": 0},
+        {"moved": 5},
     ],
 )
 def test_options_that_do_not_fit_are_refused(options):

@@ -290,6 +290,30 @@ def four(tmp_path) -> UploadSet:
     return uploads_of(tmp_path, {"data": {"train_size": 1200}, "partition": {"clients": 4, "kind": "iid"}})
 
 
+def test_a_model_may_ask_moved_copies_as_well(four, tmp_path):
+    """Scores are linear in the features: those of mean features are the mean of the scores."""
+    plain, moved = fuse(four), fuse(four, moved=1)
+    images = DIGITS.test.images[:40]
+    wide = torch.nn.functional.pad(images.float(), (1, 1, 1, 1), mode="replicate").to(images.dtype)
+    copies = [images, wide[:, :, 2:, :-2], wide[:, :, :-2, 2:]]
+    expected = torch.stack([plain.logits(copy) for copy in copies]).mean(0)
+    assert torch.allclose(moved.logits(images), expected, atol=1e-3)
+    moved.save(tmp_path / "model.safetensors")
+    assert torch.equal(load_model(tmp_path / "model.safetensors").logits(images), moved.logits(images))
+    with pytest.raises(ConfigError, match="between 1 and"):
+        fuse(four, moved=9)
+
+
+def test_the_weights_of_blocks_are_noted_and_printed(four):
+    from oneflare.cli.show import block_weights
+
+    notes = build_fusion({"name": "analytic"}).fuse(four).notes
+    assert len(notes["block_weights"]) == 3
+    assert sum(notes["block_weights"]) == pytest.approx(1, abs=1e-3)
+    said = block_weights("analytic", notes["block_weights"])
+    assert said.startswith("analytic weighs its 3 blocks of features by 0.")
+
+
 def test_honest_members_are_compared_in_every_block_and_nobody_is_named(four):
     assert [len(block) for block in block_sketches(four)] == [4, 4, 4]
     assert not doubtful_sums(four)

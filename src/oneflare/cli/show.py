@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -131,6 +131,8 @@ def run_result(result: Result) -> None:
     for name, row in result.fusions.items():
         if row.teacher is not None:
             console.print(retention(name, row.teacher))
+        if row.block_weights:
+            console.print(block_weights(name, row.block_weights))
     lambdas = [client.lambda_raw_max for client in content.trained]
     if max(lambdas, default=0) > 0:
         conflicts = [client.conflicts for client in content.trained]
@@ -158,6 +160,11 @@ def retention(name: str, teacher: Retention) -> str:
         f"with {teacher.parameters_ratio:.1f} times fewer parameters and {teacher.passes_ratio:.1f} times "
         "fewer forward passes"
     )
+
+
+def block_weights(name: str, weights: Sequence[float]) -> str:
+    """How much each block of features counts in an analytic model."""
+    return f"{name} weighs its {len(weights)} blocks of features by {', '.join(f'{share:.2f}' for share in weights)}"
 
 
 def comparison(content: Comparison) -> None:

@@ -246,7 +246,7 @@ class UploadConfig(Section):
         None,
         gt=0,
         description="the most bytes that an upload of statistics may have, for example 10MB; the map is as large as "
-        "fits (analytic=paired)",
+        "fits (analytic=paired), in as many blocks of features as suit the size (analytic.blocks)",
     )
     statistics: Names | None = Field(
         None,

@@ -197,7 +197,7 @@ class Fused:
 
     model: GlobalModel
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """what the fusion has to say about its training, for example the last loss; plain JSON, kept as `training`"""
+    """what the fusion has to say about its work, for example the last loss; plain JSON, kept as `training`"""
     suspects: tuple[Suspect, ...] = ()
     """members that do not fit the others, and what was done about each"""
     seconds_before: float = 0.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from pydantic import ValidationError
 
 from oneflare.core.config import CodeConfig, Experiment, TrainConfig, UploadConfig, named_or_none
 from oneflare.core.layers import Layer, expand, merge, validate
@@ -19,11 +22,13 @@ from oneflare.methods.recipes import find_method
 from oneflare.nn import ANCHORS, BACKBONES, ENCODERS, FEATURE_MAPS
 from oneflare.nn.backbones import never_negative, pinned
 from oneflare.nn.encoders import BUILT_IN, ON_FEATURES, complete_encoder
+from oneflare.nn.filter_banks import FILTER_OUTPUTS
 from oneflare.nn.given import CUSTOM
 from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
+from oneflare.nn.paired_maps import MOST_BLOCKS
 from oneflare.nn.sized_maps import SIZED_MAPS
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
-from oneflare.upload.coding import FINENESS
+from oneflare.upload.coding import FINENESS, PRODUCT_BITS
 from oneflare.upload.evidence import EVIDENCE, LABELLED
 from oneflare.upload.statistics import CLASS_COVARIANCES, DEFAULT_PARTS, G_B_N, MIXTURES, PARTS, parts_for
 from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
@@ -31,6 +36,10 @@ from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
 ARRAYS = "arrays"
 SIZED_MAP = "paired"
 """the map that is taken where upload.limit or analytic.budget decides its size and none is named"""
+PRODUCTS_OF_ONE_BLOCK = 1e6
+"""where a limit allows N products, features are in sqrt(N / this) blocks (docs/analytic.md)"""
+BLOCKS_OF_BOTH = 6
+"""from which on one half of them has small patches and the other half large ones, unless patches are given"""
 SOLVING_CODED = ("analytic", "flare_analytic")
 """the fusions that solve coded sums"""
 NAMED_DEFAULTS = {
@@ -253,7 +262,29 @@ def _sized(wanted: Layer, recipe: Layer) -> Layer:
     named = isinstance(statistics, str) or (isinstance(statistics, Mapping) and "name" in statistics)
     if named or not (limited or timed) or recipe.get("analytic") != {"name": "random_conv"}:
         return {}
-    return {"analytic": {"name": SIZED_MAP}}
+    blocks = _blocks_for_limit(wanted, recipe) if limited and not timed else 1
+    if blocks == 1:
+        return {"analytic": {"name": SIZED_MAP}}
+    both = {"patches": "both"} if blocks >= BLOCKS_OF_BOTH else {}
+    return {"analytic": {"name": SIZED_MAP, "blocks": blocks, "kept": FILTER_OUTPUTS, **both}}
+
+
+def _blocks_for_limit(wanted: Layer, recipe: Layer) -> int:
+    """In how many blocks features are by default where a limit decides their number; one where blocks are refused."""
+    upload, statistics = wanted["upload"], wanted.get("analytic")
+    refused = [upload.get(name) for name in ("masked", "statistics", "statistics_epsilon")]
+    decided = isinstance(statistics, Mapping) and {"blocks", "features"} & set(statistics)
+    fusions = wanted.get("fusions", recipe.get("fusions"))
+    several = fusions if isinstance(fusions, list | tuple) else [fusions]
+    alone = all((own.get("name") if isinstance(own, Mapping) else own) == "analytic" for own in several)
+    if decided or not alone or any(value is not None for value in refused):
+        return 1
+    try:
+        limit = UploadConfig.model_validate({"limit": upload["limit"]}).limit
+    except ValidationError:  # is said, with its place, when everything is validated
+        return 1
+    bits = PRODUCT_BITS.get(str(upload.get("statistics_dtype", "float32")), PRODUCT_BITS["float32"])
+    return min(MOST_BLOCKS, max(1, round(math.sqrt(8 * (limit or 0) / bits / PRODUCTS_OF_ONE_BLOCK))))
 
 
 def _check_limit(experiment: Experiment) -> None:
@@ -280,11 +311,11 @@ def _check_coded(experiment: Experiment) -> None:
     dtype, blocks = experiment.upload.statistics_dtype, experiment.analytic.get("blocks")
     others = [spec["name"] for spec in experiment.fusions if spec["name"] not in SOLVING_CODED]
     rules = [name for name in others if G_B_N in build_fusion({"name": name}).needs]
-    if blocks is not None and rules:
+    if blocks is not None and blocks > 1 and rules:
         raise ConfigError(f"analytic.blocks: fusion {rules[0]} needs products of all features; set fusions=analytic")
-    if blocks is not None and experiment.upload.masked is not None:
+    if blocks is not None and blocks > 1 and experiment.upload.masked is not None:
         raise ConfigError("analytic.blocks: masked sums hold the products of all features; leave it out")
-    if blocks is not None and experiment.upload.statistics_epsilon is not None:
+    if blocks is not None and blocks > 1 and experiment.upload.statistics_epsilon is not None:
         raise ConfigError("analytic.blocks: noised sums hold the products of all features; leave it out")
     if dtype in FINENESS and rules:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from oneflare.nn.feature_maps import FEATURE_MAPS
 
-LATER = frozenset({"blocks", "patches"})
+LATER = frozenset({"blocks", "moved", "patches"})
 """options of maps that manifests name only where they are given"""
 
 
@@ -18,6 +18,8 @@ def feature_map_spec(spec: Mapping[str, Any], flip: bool) -> dict[str, Any]:
     """
     complete = FEATURE_MAPS.complete(spec, "analytic")
     complete = {name: value for name, value in complete.items() if name not in LATER or value is not None}
+    if complete.get("blocks") == 1:  # asked for by number: the same as none
+        del complete["blocks"]
     if "mirror" in complete and complete["mirror"] is None:
         complete["mirror"] = flip
     if "of" in complete:

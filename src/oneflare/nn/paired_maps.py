@@ -94,7 +94,14 @@ class Size(Options):
     blocks: int | None = None
     """sum products of two features only where both are in the same of so many blocks; the server solves for each block
     and averages the scores, each by its weight, and for the same upload more features fit. Default: products of all
-    features"""
+    features, or where upload.limit decides how many features there are, as many blocks as suit its size"""
+    moved: int | None = None
+    """features are means over the image and two copies of it that are moved by so many pixels along the diagonals, at
+    three times the time; fusion analytic.moved does it for the model alone. Default: features of the image"""
+
+
+MOST_MOVED = 4
+"""pixels; and not more than an eighth of the image's side"""
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,7 @@ class Paired:
     which equals adding all mirrored images at no cost (`RandomConv`).
 
     With `blocks` the features are dealt to so many blocks at random (`oneflare.nn.blocks`), and stand in their order.
+    With `moved` they are means over the image and two moved copies of it.
     """
 
     def __init__(
@@ -155,7 +163,7 @@ class Paired:
         if colour_grid < 0 or threshold < 0:
             raise ConfigError("analytic: colour_grid and threshold must not be negative")
         self.shape = PairedShape(channels, size, bool(mirror), min(colour_grid, size), parts)
-        self.mirror, self.colour_grid = bool(mirror), min(colour_grid, size)
+        self.mirror, self.colour_grid, self.moved = bool(mirror), min(colour_grid, size), parts.moved
         self.banks: list[Bank] = []
         self.kept: list[Tensor] = []
         for place, (part, share) in enumerate(self.shape.shares(self.shape.features)):
@@ -171,7 +179,7 @@ class Paired:
         self.dim = self.shape.dim(self.shape.features)
         self.blocks = block_sizes(self.dim, parts.blocks)
         groups = self.shape.groups(self.shape.features)
-        self.order = None if parts.blocks is None else block_order(self.dim, parts.blocks, groups)
+        self.order = None if len(self.blocks) == 1 else block_order(self.dim, len(self.blocks), groups)
         self.columns = self._ordered(self._kept_columns())
         self.parameters = sum(bank.parameters for bank in self.banks)
 
@@ -193,6 +201,12 @@ class Paired:
 
     def _features(self, x: Tensor) -> Tensor:
         """x: `(n, c, h, w)` in grey levels 0 to 255"""
+        if self.moved is None:
+            return self._of_image(x)
+        total = self._of_image(x) + self._of_image(moved_by(x, -self.moved, self.moved))
+        return (total + self._of_image(moved_by(x, self.moved, -self.moved))) / 3
+
+    def _of_image(self, x: Tensor) -> Tensor:
         found = [self._colours(x / 255.0)] if self.colour_grid else []
         sides = [self._outputs(side) for side in ([x, x.flip(-1)] if self.mirror else [x])]
         found.append(sides[0] if len(sides) == 1 else sides[0].add_(sides[1]).mul_(0.5))
@@ -230,7 +244,17 @@ class Paired:
             digest.update(kept.numpy().tobytes())
         if self.order is not None:
             digest.update(repr(self.blocks).encode() + self.order.numpy().tobytes())
+        if self.moved is not None:
+            digest.update(f"moved by {self.moved}".encode())
         return digest.hexdigest()
+
+
+def moved_by(x: Tensor, down: int, right: int) -> Tensor:
+    """Images `(n, c, h, w)` moved by so many pixels; what comes in repeats the border."""
+    margin = max(abs(down), abs(right))
+    height, width = x.shape[-2:]
+    wide = F.pad(x, (margin, margin, margin, margin), mode="replicate")
+    return wide[..., margin - down : margin - down + height, margin - right : margin - right + width]
 
 
 def members(part: FittedPart, share: int, kept: int) -> int:
@@ -251,9 +275,12 @@ class PairedShape:
     def __init__(self, channels: int, size: int, mirror: bool, colour_grid: int, parts: Size) -> None:
         if not 1 <= parts.kept <= FILTER_OUTPUTS:
             raise ConfigError(f"analytic.kept: must lie between 1 and {FILTER_OUTPUTS} (got {parts.kept})")
-        if parts.blocks is not None and not 2 <= parts.blocks <= MOST_BLOCKS:
-            raise ConfigError(f"analytic.blocks: must lie between 2 and {MOST_BLOCKS} (got {parts.blocks})")
+        if parts.blocks is not None and not 1 <= parts.blocks <= MOST_BLOCKS:
+            raise ConfigError(f"analytic.blocks: must lie between 1 and {MOST_BLOCKS} (got {parts.blocks})")
+        if parts.moved is not None and not 1 <= parts.moved <= min(MOST_MOVED, max(1, size // 8)):
+            raise ConfigError(f"analytic.moved: must lie between 1 and {MOST_MOVED} pixels (got {parts.moved})")
         self.channels, self.size, self.mirror, self.kept = channels, size, mirror, parts.kept
+        self.copies = 1 if parts.moved is None else 3
         self.blocks = parts.blocks or 1
         self.most = min(MOST_FEATURES * self.blocks, MOST_IN_BLOCKS)
         self.colours = colour_features(channels, colour_grid, mirror)
@@ -317,6 +344,7 @@ class PairedShape:
             operations += 2 * both * filters * self.channels * part.kernel**2 * side**2
             positions += 0 if part.kind == "filters" else both * number * side**2
         each = operations / OPERATIONS_PER_SECOND + positions / PAIR_POSITIONS_PER_SECOND
+        each *= self.copies
         return BUDGET_IMAGES * (each + self.dim(features) ** 2 / self.blocks / PRODUCTS_PER_SECOND)
 
 

@@ -17,6 +17,7 @@ from oneflare.core.config import CodeConfig
 from oneflare.core.files import read_json, write_json
 from oneflare.core.records import parse_record, read_record, record_to_dict
 from oneflare.fusion import made_with, older_code, outdated
+from oneflare.fusion.analytic.sums import BLOCK_WEIGHTS
 from oneflare.metrics import Diagnostics, Retention, Scores
 
 REMEDY = "restore the file, or delete it and run the same command again, which makes it anew from the uploads"
@@ -56,7 +57,7 @@ class FusionResult(Scores):
     code: FusionCode | None = None
     """None in figures of the first release"""
     training: dict[str, Any] | None = None
-    """what a fusion that trains notes about its training"""
+    """what a fusion notes about its work: its training, or the weights of blocks of features"""
     teacher: Retention | None = None
     """beside the model that it learned from"""
     suspects: tuple[str, ...] | None = None
@@ -87,6 +88,11 @@ class FusionResult(Scores):
     def __getitem__(self, name: str) -> Any:
         """A field by its name in `metrics.json`, the form in which scripts for release 0.1.0 read it."""
         return self.to_dict()[name]
+
+    @property
+    def block_weights(self) -> tuple[float, ...]:
+        """how much each block of features counts, where there are several"""
+        return tuple((self.training or {}).get(BLOCK_WEIGHTS, ()))
 
     def older_code(self, name: str) -> str | None:
         """How OneFlare computed these figures of the fusion `name` otherwise than it does today; None where it did not.

@@ -32,6 +32,8 @@ FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
 """of sqrt(n): the step in which decorrelated products are counted"""
 BITS = {"coarse": 6.0, "fine": 11.0}
 """of a product, for which a map is planned where a limit is given; the step grows where that is not enough"""
+PRODUCT_BITS = {"float32": 32.0, "int16": 16.0, "int12": 12.0, **BITS}
+"""of a product, for each way of sending it"""
 SAMPLED = 16
 RIDGE = 0.03
 """of the decorrelation"""

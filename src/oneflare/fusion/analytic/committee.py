@@ -43,4 +43,5 @@ def committee(members: Sequence[LinearClassifier]) -> LinearClassifier:
     factors = (weights * (weights @ lengths) / lengths).float()
     weight = torch.cat([factor * member.weight for factor, member in zip(factors, members, strict=True)])
     bias = torch.stack([factor * member.bias for factor, member in zip(factors, members, strict=True)]).sum(0)
-    return LinearClassifier(weight, bias, max(member.ridge for member in members))
+    ridge = max(member.ridge for member in members)
+    return LinearClassifier(weight, bias, ridge, shares=tuple(weights.tolist()))

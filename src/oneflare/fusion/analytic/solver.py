@@ -54,6 +54,8 @@ class LinearClassifier:
     """between scores of left-out images and their labels, by `Correlations.criterion`"""
     spread: float = 1.0
     """of the scores of left-out images around their mean over classes, root mean square"""
+    shares: tuple[float, ...] = ()
+    """of a committee: the weight of each member"""
 
 
 class Correlations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ OVERLAP = 0.25
 """how much less sure two opinions are together because they are about one image, at t = 1; it grows with t^2"""
 
 
+BLOCK_WEIGHTS = "block_weights"
+"""what the fusion notes where features are in blocks: how much each of them counts"""
+
+
 def added_up(uploads: UploadSet) -> tuple[list[Statistics], list[list[Sketch]]]:
     """The total of each block's `solved_statistics`, and for each block the sketches of all uploads.
 
@@ -73,21 +77,31 @@ class Analytic(Fusion):
     needs = frozenset({"statistics"})
 
     def __init__(
-        self, *, solver: Literal["lda", "ridge"] = "lda", ridge: float | None = None, leave_out: bool = False
+        self,
+        *,
+        solver: Literal["lda", "ridge"] = "lda",
+        ridge: float | None = None,
+        leave_out: bool = False,
+        moved: int | None = None,
     ) -> None:
-        """ridge: strength; default: chosen from the statistics. leave_out: members whose class means are others'"""
+        """ridge: strength; default: chosen from the statistics. leave_out: members whose class means are others'
+
+        moved: the model answers by the mean over the image and two copies of it that are moved by so many pixels, at
+        three times the time; for analytic=paired. Default: by the image alone
+        """
         if ridge is not None and not ridge > 0:
             raise ConfigError(f"fusion analytic.ridge: must be greater than 0 (got {ridge})")
         self.solver = solver
         self.ridge = ridge
         self.leave_out = leave_out
+        self.moved = moved
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
-        model, suspects = self.solved(uploads)
-        return Fused(model, suspects=suspects)
+        model, suspects, notes = self.solved(uploads)
+        return Fused(model, notes, suspects)
 
-    def solved(self, uploads: UploadSet) -> tuple[AnalyticModel, tuple[Suspect, ...]]:
-        """The model, and the members whose class means are others'."""
+    def solved(self, uploads: UploadSet) -> tuple[AnalyticModel, tuple[Suspect, ...], dict[str, Any]]:
+        """The model, the members whose class means are others', and the weights of blocks where there are several."""
         totals, sketches = added_up(uploads)
         if self.leave_out and uploads.total is not None:
             raise UploadError("fusion analytic.leave_out: members cannot be left out of masked sums; set it to false")
@@ -98,9 +112,22 @@ class Analytic(Fusion):
                     left = zip(totals, upload.solved_statistics(), strict=True)
                     totals = [total - own for total, own in left]
         found = self._classifier(totals, uploads)
-        model = AnalyticModel(uploads.task, uploads.plan.feature_map, uploads.plan.bound, found.weight, found.bias)
+        spec = self._asked_features(uploads.plan.feature_map)
+        model = AnalyticModel(uploads.task, spec, uploads.plan.bound, found.weight, found.bias)
         treatment: Treatment = "left out" if self.leave_out else "kept"
-        return model, tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
+        suspects = tuple(Suspect(client, reason, treatment) for client, reason in doubtful.items())
+        return model, suspects, {BLOCK_WEIGHTS: [round(share, 4) for share in found.shares]} if found.shares else {}
+
+    def _asked_features(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The map that the model asks: that of the sums, of moved copies as well where that is wanted.
+
+        Scores are linear in the features, so those of mean features are the mean of the scores.
+        """
+        if self.moved is None:
+            return spec
+        if spec["name"] != "paired":
+            raise ConfigError(f"fusion analytic.moved: is for analytic=paired, not for {spec['name']}; leave it out")
+        return {**spec, "moved": self.moved}
 
     def _classifier(self, totals: Sequence[Statistics], uploads: UploadSet) -> LinearClassifier:
         """The classifier of the totals of `solved_statistics`, the weighed mean of those of the blocks.
@@ -147,10 +174,10 @@ class FlareAnalytic(Fusion):
         self.needs = self.needs | {"density" if networks == "density" else "calibration"}
 
     def fuse(self, uploads: UploadSet, workspace: Workspace = QUIET) -> Fused:
-        analytic, suspects = Analytic().solved(uploads)
+        analytic, suspects, notes = Analytic().solved(uploads)
         members = uploads.members(self._rule(uploads))
         model = AnalyticMemberModel(uploads.task, members.members, members.rule, members.encoder, analytic)
-        return Fused(model, suspects=suspects)
+        return Fused(model, notes, suspects)
 
     def _rule(self, uploads: UploadSet) -> Rule:
         if self.networks == "density":
