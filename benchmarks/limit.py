@@ -4,7 +4,7 @@ Every cell is one command of `oneflare run` in $ONEFLARE_RUNS/limit (resumable);
 `results/analytic/limit.json`. `again:PREFIX` measures cells that are there once more. `table` writes
 `results/analytic/limit.md` and the picture of the curve from that file.
 Data: $ONEFLARE_DATA. `solver` measures time and memory of the solver alone, for 10,000 features (`solver:5000` for
-5,000). `stream` measures them for the sums of 10,000 to 100,000 images (`stream:300000` for more).
+5,000).
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from typing import Any
 
 import torch
 
-from oneflare.client.statistics import measure as measure_sums
 from oneflare.core.files import write_json
 from oneflare.fusion.analytic.solver import solve
-from oneflare.nn import build_feature_map
 from oneflare.simulation.results import RunResult
 from oneflare.study.bench.steps import machine
 from oneflare.upload.statistics import Statistics
@@ -35,8 +33,6 @@ PICTURE = Path("docs/measured/analytic-curve.svg")
 RUNS = Path(os.environ.get("ONEFLARE_RUNS", "runs")) / "limit"
 CLIENTS = 10
 DATA = ("cifar10", "svhn", "cifar100")
-STREAMED = 24
-"""filters of the map with which images are streamed"""
 PUBLISHED = {
     "AFL, ResNet-18 of ImageNet": 80.75,
     "FedSRA, 600 epochs": 78.9,
@@ -153,24 +149,6 @@ def solver(dim: int = 10_000, classes: int = 10) -> None:
     print(json.dumps(found))
 
 
-def stream(most: int = 100_000) -> None:
-    """Time and memory of the sums of random images of 32 x 32 pixels; prints and keeps one line of JSON."""
-    features = build_feature_map({"name": "multi_scale", "filters": STREAMED, "mirror": True}, 3, 32)
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for number in (most // 10, most // 4, most // 2, most):
-        images = torch.randint(0, 256, (number, 3, 32, 32), dtype=torch.uint8, generator=generator)
-        labels = torch.randint(0, 10, (number,), generator=generator)
-        started = time.process_time()
-        measure_sums(features, images, labels, 10)
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        processor = time.process_time() - started
-        size = images.numel()
-        rows.append({"images": number, "image_bytes": size, "processor_seconds": processor, "peak_memory_bytes": peak})
-        print(json.dumps(rows[-1]), flush=True)
-        write_json(RESULTS.with_name("stream.json"), {"features": features.dim, "rows": rows, "machine": machine()})
-
-
 def table() -> None:
     lines = [
         "# Accuracy for so many megabytes and seconds",
@@ -247,8 +225,6 @@ def main(words: list[str]) -> None:
             table()
         elif word.startswith("solver"):
             solver(int(word.partition(":")[2] or 10_000))
-        elif word.startswith("stream"):
-            stream(int(word.partition(":")[2] or 100_000))
         elif word.startswith("again:"):
             measure(word.partition(":")[2], again=True)
         else:
