@@ -6,7 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oneflare.upload import symmetric as symmetric_module
 from oneflare.upload.symmetric import (
+    around_mean,
     correlations,
     packed_diagonal,
     positive,
@@ -77,3 +79,17 @@ def test_strips_and_rows_give_the_matrix_that_masks_give(dim):
     assert torch.equal(values, drawn.masked_select(triangle(dim)))
     assert torch.equal(unpack_symmetric(values), expected)
     assert torch.equal(unpack_symmetric(values.float(), torch.float32), expected.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_products_around_the_mean_are_those_of_centred_rows(dtype, monkeypatch):
+    monkeypatch.setattr(symmetric_module, "STRIP", 3)
+    rows = torch.randn(30, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 2
+    rows[:, 4] = 7.25
+    expected = (rows - rows.mean(0)).T @ (rows - rows.mean(0))
+    upper = (rows.T @ rows).triu()
+    found = around_mean(upper, rows.sum(0), 30.0, 1e-12, dtype)
+    assert found.dtype == dtype
+    assert torch.allclose(found.triu().double(), expected.triu(), atol=1e-4 if dtype == torch.float32 else 1e-10)
+    assert not found[4].any()
+    assert not found[:, 4].any()

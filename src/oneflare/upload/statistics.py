@@ -36,7 +36,7 @@ from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.symmetric import (
     ROUNDING,
     SLACK,
-    STRIP,
+    around_mean,
     positive,
     products_complaint,
     triangle_size,
@@ -228,23 +228,9 @@ def pack(statistics: Statistics, dtype: str = "float32") -> dict[str, Tensor]:
 
 
 def scatter_around_mean(statistics: Statistics, dtype: torch.dtype = torch.float64) -> Tensor:
-    """S = G - n m m^T `(D, D)`, without what rounding leaves of features that are constant.
-
-    The difference is taken in float64, strip by strip, whatever the type of G and S. Of G the upper triangle may be
-    given alone; that of S is then meant.
-    """
+    """S = G - n m m^T `(D, D)`, without what rounding leaves of features that are constant (`around_mean`)."""
     total = statistics.sums.double().sum(0)
-    mean = total / max(float(statistics.counts.sum()), 1.0)
-    scatter = torch.empty(statistics.gram.shape, dtype=dtype)
-    for start in range(0, len(scatter), STRIP):
-        rows = slice(start, start + STRIP)
-        scatter[rows] = statistics.gram[rows].double() - torch.outer(total[rows], mean)
-    size = statistics.gram.diagonal().double()
-    constant = (size - total * mean).abs() <= VANISHING * size.abs()
-    if bool(constant.any()):
-        scatter[constant] = 0
-        scatter[:, constant] = 0
-    return scatter
+    return around_mean(statistics.gram, total, max(statistics.samples, 1.0), VANISHING, dtype)
 
 
 def unpack(packed: Mapping[str, Tensor]) -> Statistics:

@@ -51,6 +51,25 @@ def unpack_symmetric(values: Tensor, dtype: torch.dtype = torch.float64) -> Tens
     return mirrored_(upper)
 
 
+def around_mean(products: Tensor, total: Tensor, number: float, vanishing: float, dtype: torch.dtype) -> Tensor:
+    """Sums of products `(D, D)` of so many rows that add up to `total`, less what their mean gives: G - n m m^T.
+
+    The difference is taken in float64, strip by strip, whatever the type of G and of what is returned. Of G the upper
+    triangle may be given alone; that of the difference is then meant. Where a difference on the diagonal is below
+    `vanishing` of its G, its row and column are 0.
+    """
+    mean, size = total / number, products.diagonal().double()
+    found = torch.empty(products.shape, dtype=dtype)
+    for start in range(0, len(found), STRIP):
+        rows = slice(start, start + STRIP)
+        found[rows] = products[rows].double() - torch.outer(total[rows], mean)
+    constant = (size - total * mean).abs() <= vanishing * size.abs()
+    if bool(constant.any()):
+        found[constant] = 0
+        found[:, constant] = 0
+    return found
+
+
 def packed_diagonal(values: Tensor) -> Tensor:
     """The diagonal `(dim,)` of the matrix whose upper triangle is given as one row of numbers."""
     dim = round(((8 * len(values) + 1) ** 0.5 - 1) / 2)
