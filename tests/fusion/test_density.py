@@ -257,9 +257,9 @@ def test_honest_members_with_widened_features_are_believed_and_gates_take_both_f
         assert torch.allclose(model.logits(DIGITS.test.images), expected.clamp(min=1e-37).log(), atol=1e-3)
 
 
-@pytest.mark.parametrize(("number", "reason"), [(0.0, "answers every background image alike"), (1e-42, "cannot be")])
-def test_a_member_whose_background_says_nothing_is_named(knowing_members, monkeypatch, number, reason):
-    """Numbers below float32's normal range pass for a covariance until it is factored."""
+@pytest.mark.parametrize("number", [0.0, 1e-42, 1e-31])
+def test_a_member_whose_background_says_nothing_is_named(knowing_members, monkeypatch, number):
+    """Some processors factor a covariance of numbers below float32's normal range, others do not."""
     original = type(knowing_members.uploads[0]).evidence
 
     def flat(upload, prefix=""):
@@ -272,7 +272,7 @@ def test_a_member_whose_background_says_nothing_is_named(knowing_members, monkey
         return found
 
     monkeypatch.setattr(type(knowing_members.uploads[0]), "evidence", flat)
-    with pytest.raises(MemberFault, match=reason) as caught:
+    with pytest.raises(MemberFault, match="answers every background image alike") as caught:
         member_densities(knowing_members)
     assert caught.value.client == 1
     assert isinstance(caught.value, UploadError)

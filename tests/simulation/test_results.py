@@ -81,7 +81,8 @@ def test_a_result_of_the_first_release_is_read(own_copy):
     for place in ("code", "data.notes", "diagnostics.code", "fusions.average.code", "clients.0.precision"):
         changed(own_copy.result, place)
     content = RunResult.read(own_copy.result)
-    assert content.arithmetic == content.fusions["average"].arithmetic == content.diagnostics.arithmetic == 1
+    assert content.arithmetic == content.diagnostics.arithmetic == 1
+    assert "with version 1 of OneFlare's fusion arithmetic" in content.fusions["average"].older_code("average")
     assert content.data.notes == ()
     assert "code" not in content.to_dict()["fusions"]["average"]
 

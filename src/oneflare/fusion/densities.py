@@ -30,6 +30,9 @@ SHARPNESS, FALL = 2.2, 0.375
 on"""
 LEAST_TYPICAL = 0.05
 """expected ratio / sqrt(d) below which answers get no surer"""
+LEAST_VARIANCE = 1e-30
+"""of a background's rooted features, below which the network has answered all of it alike; numbers so small are not
+factored alike by all processors"""
 FIRM_SHRINKAGE = 0.1
 """least weight of the identity at which a covariance is sure to be factored well in single precision: its condition
 number is then at most 10 d"""
@@ -187,7 +190,7 @@ def _one_member(upload: Upload, counts: Tensor, shrinkage: float, factors: Seque
         for name, factor in zip((BACKGROUND, WITHIN), factors, strict=True)
     )
     variance = factors[0] * float(packed_diagonal(part[BACKGROUND]).double().mean())
-    if not variance > 0:
+    if not variance > LEAST_VARIANCE:
         raise MemberFault(upload.client, f"{upload.path}: its network answers every background image alike")
     images = counts.sum()
     degrees = (images - (counts > 0).sum()).clamp(min=0) + PRIOR_IMAGES
