@@ -199,10 +199,12 @@ def draw() -> None:
     matplotlib.rcParams["svg.hashsalt"] = "oneflare"
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.8), sharey=True)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 6), sharey=True)
+    colours = {label: colour for colour, label in enumerate(curves("largest_upload_bytes", 1e6))}
     for axes, measure, unit in ((left, "largest_upload_bytes", 1e6), (right, "processor_seconds", 1.0)):
         for label, found in curves(measure, unit).items():
-            axes.plot(*zip(*sorted(found), strict=True), "o-", label=f"{label}, 20,000 images")
+            line, colour = "o-" if colours[label] < 10 else "s--", f"C{colours[label] % 10}"
+            axes.plot(*zip(*sorted(found), strict=True), line, color=colour, label=f"{label}, 20,000 images")
     for label, maps in PUBLISHED_MAPS.items():
         places = [(2 * dim * (dim + 1) / 1e6, accuracy) for dim, accuracy in maps]
         left.plot(*zip(*places, strict=True), "^:", color="gray", label=f"{label}, CIFAR-10, 50,000 images")
@@ -212,9 +214,8 @@ def draw() -> None:
         left.annotate(label, (1.05, accuracy), (0, 2 if accuracy > 79 else -8), fontsize=7, color="gray", **beside)
     left.set(xscale="log", xlim=(1, 250), xlabel="megabytes that a client sends", ylabel="accuracy %")
     right.set(xscale="log", xlabel="processor seconds of a whole run")
-    left.legend(fontsize=6, loc="lower right")
-    right.legend(fontsize=6, loc="center")
-    figure.tight_layout()
+    figure.legend(*left.get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=3)
+    figure.tight_layout(rect=(0, 0.2, 1, 1))
     figure.savefig(PICTURE, metadata={"Date": None})
     pyplot.close(figure)
 
