@@ -148,8 +148,7 @@ def _run_cell(desk: Desk, in_worker: bool, cell: Cell, observer: Observer) -> Ou
             experiment = experiment.model_copy(update={"workers": 1})
         watching = _CellObserver(cell.name, observer)
         result = run_experiment(experiment, folder, dataset=dataset, observer=watching, lender=desk.lender(cell))
-        with exclusive(folder):
-            keep_answers(folder, cell.fusions, load_data(experiment) if dataset is None else dataset)
+        _keep_answers(cell, folder, load_data(experiment) if dataset is None else dataset)
         if desk.archive is not None:
             keep_figures(cell, desk.runs, desk.archive)
     except InUseError:
@@ -158,6 +157,17 @@ def _run_cell(desk: Desk, in_worker: bool, cell: Cell, observer: Observer) -> Ou
         return Outcome(cell.name, "failed", time.monotonic() - started, reason=str(error))
     status: Literal["run", "there"] = "there" if result.complete_before else "run"
     return Outcome(cell.name, status, time.monotonic() - started, result.accuracy)
+
+
+def _keep_answers(cell: Cell, folder: Path, dataset: Dataset) -> None:
+    """Write the answers of a run that is finished; another process that looks at the run just now is soon done."""
+    while True:
+        try:
+            with exclusive(folder):
+                keep_answers(folder, cell.fusions, dataset)
+            return
+        except InUseError:
+            time.sleep(POLL_SECONDS / 10)
 
 
 @lru_cache(maxsize=1)
