@@ -34,6 +34,8 @@ from oneflare.study.archive import keep_figures
 from oneflare.study.cells import Cell, families
 
 POLL_SECONDS = 2.0
+LOOKING_SECONDS = 60.0
+"""how long another process may look at a run that this one has finished"""
 
 
 def is_complete(cell: Cell, runs: Path) -> bool:
@@ -148,7 +150,8 @@ def _run_cell(desk: Desk, in_worker: bool, cell: Cell, observer: Observer) -> Ou
             experiment = experiment.model_copy(update={"workers": 1})
         watching = _CellObserver(cell.name, observer)
         result = run_experiment(experiment, folder, dataset=dataset, observer=watching, lender=desk.lender(cell))
-        _keep_answers(cell, folder, load_data(experiment) if dataset is None else dataset)
+        with exclusive(folder, wait_seconds=LOOKING_SECONDS):
+            keep_answers(folder, cell.fusions, load_data(experiment) if dataset is None else dataset)
         if desk.archive is not None:
             keep_figures(cell, desk.runs, desk.archive)
     except InUseError:
@@ -157,17 +160,6 @@ def _run_cell(desk: Desk, in_worker: bool, cell: Cell, observer: Observer) -> Ou
         return Outcome(cell.name, "failed", time.monotonic() - started, reason=str(error))
     status: Literal["run", "there"] = "there" if result.complete_before else "run"
     return Outcome(cell.name, status, time.monotonic() - started, result.accuracy)
-
-
-def _keep_answers(cell: Cell, folder: Path, dataset: Dataset) -> None:
-    """Write the answers of a run that is finished; another process that looks at the run just now is soon done."""
-    while True:
-        try:
-            with exclusive(folder):
-                keep_answers(folder, cell.fusions, dataset)
-            return
-        except InUseError:
-            time.sleep(POLL_SECONDS / 10)
 
 
 @lru_cache(maxsize=1)
