@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
+from oneflare.simulation.results import RunResult
+from oneflare.study.answers import FILE as ANSWERS
+from oneflare.study.answers import has_answers, read_answers
 from shared import forked
+
+KEPT = Path(__file__).parents[2] / "results" / "cells"
 
 MINIATURE = """
 title: Miniature
@@ -106,3 +112,15 @@ def test_other_seeds_are_other_cells(finished, tmp_path):
     done = _study(tmp_path, "--first-seed", "7", "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     assert {row["layer"]["seed"] for row in json.loads(done.stdout)} == {7}
+
+
+def test_the_answers_that_this_project_keeps_belong_to_their_figures(tmp_path):
+    """Else every study would train all cells again, as it must where a fusion's arithmetic has changed."""
+    for path in sorted(KEPT.glob("*.json")):
+        content = json.loads(path.read_text())
+        (tmp_path / ANSWERS).write_text(json.dumps(content["answers"]))
+        (tmp_path / "result.json").write_text(json.dumps(content["result"]))
+        for name, metrics in RunResult.read(tmp_path / "result.json").fusions.items():
+            assert has_answers(tmp_path, name, metrics), (path.name, name)
+            right = read_answers(tmp_path, name)
+            assert right is None or abs(float(right.mean()) - metrics.accuracy) <= 0.005, (path.name, name)

@@ -67,5 +67,11 @@ def _is_of(kept: Mapping[str, Any], fusion: str, metrics: FusionResult) -> bool:
 
 
 def _stamp(metrics: FusionResult) -> str | None:
-    """Names the model: its options and code; None for figures of the first release, which do not say their code."""
-    return None if metrics.code is None else digest_of([metrics.options, record_to_dict(metrics.code)])
+    """Names the model: its options and code; None for figures of the first release, which do not say their code.
+
+    A fusion that was never revised has the same name as before revisions were counted.
+    """
+    if metrics.code is None:
+        return None
+    code = record_to_dict(metrics.code)
+    return digest_of([metrics.options, {key: value for key, value in code.items() if key != "revisions" or value}])
