@@ -2,14 +2,16 @@
 
 Every cell is one command of `oneflare run` in $ONEFLARE_RUNS/limit (resumable); its figures and the command go to
 `results/analytic/limit.json`. `again:PREFIX` measures cells that are there once more. `table` writes
-`results/analytic/limit.md` and the picture of the curve from that file.
-Data: $ONEFLARE_DATA. `solver` measures time and memory of the solver alone, for 10,000 features (`solver:5000` for
-5,000).
+`results/analytic/limit.md` and the picture of the curve from that file. `same` asks the models of cells that differ by
+their split alone, and writes how many answers differ to `results/analytic/same.json`. `bits` measures the bits of a
+product with and without its large directions apart. `solver` measures time and memory of the solver alone, for 10,000
+features (`solver:5000` for 5,000). Data: $ONEFLARE_DATA.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import shlex
@@ -21,11 +23,20 @@ from typing import Any
 
 import torch
 
+from oneflare.core.config import DataConfig
 from oneflare.core.files import write_json
+from oneflare.core.threads import in_threads
+from oneflare.data import load
 from oneflare.fusion.analytic.solver import solve
+from oneflare.models import load_model
+from oneflare.nn import build_feature_map
+from oneflare.nn.blocks import blocks_of
 from oneflare.simulation.results import RunResult
 from oneflare.study.bench.steps import machine
+from oneflare.upload.coding import coder_of, estimated_bytes
 from oneflare.upload.statistics import Statistics
+from oneflare.upload.symmetric import triangle_size
+from oneflare.upload.words import split_off
 
 RESULTS = Path("results/analytic/limit.json")
 TABLE = Path("results/analytic/limit.md")
@@ -58,7 +69,7 @@ def cells() -> dict[str, list[str]]:
     found = {}
     in_blocks = [*((data, "45MB", 0.05, 0) for data in DATA), ("cifar10", "3MB", 0.05, 0), ("cifar10", "3MB", 0.5, 0)]
     in_blocks += [(data, "45MB", 0.05, seed) for seed in (1, 2) for data in DATA]
-    in_blocks += [("cifar10", "3MB", 0.05, seed) for seed in (1, 2)] + [("cifar10", "45MB", 0.5, 0)]
+    in_blocks += [("cifar10", "3MB", 0.05, seed) for seed in (1, 2)] + [(data, "45MB", 0.5, 0) for data in DATA]
     for data, limit, alpha, seed in in_blocks:
         words = _words(data, limit, "coarse", alpha, seed)
         words += [f"analytic.blocks={BLOCKS[limit]}", "analytic.kept=10"]
@@ -149,6 +160,48 @@ def solver(dim: int = 10_000, classes: int = 10) -> None:
     print(json.dumps(found))
 
 
+def same() -> None:
+    """Between the first split of each map, and each other one: how many test images get another answer."""
+    file = RESULTS.with_name("same.json")
+    found: dict[str, Any] = dict(json.loads(file.read_text())) if file.exists() else {}
+    for name in stored():
+        data, size, dtype, alpha, seed = name.split("-")
+        first = f"{data}-{size}-{dtype}-a0.05-{seed}"
+        if (
+            alpha != "a0.05"
+            and name not in found
+            and all((RUNS / cell / "result.json").exists() for cell in (first, name))
+        ):
+            images = load(DataConfig(name=data)).test.images
+            one, two = (answers(RUNS / cell / "fusions/analytic/model.safetensors", images) for cell in (first, name))
+            found[name] = {"as": first, "images": len(images), "another_answer": int((one != two).sum())}
+            write_json(file, found)
+            print(name, found[name], flush=True)
+
+
+def answers(model: Path, images: torch.Tensor) -> torch.Tensor:
+    found = load_model(model)
+    return torch.cat(in_threads(lambda part: found.logits(part).argmax(1), images.split(125)))
+
+
+def bits(data: str = "cifar10", fineness: float = 1 / 8) -> None:
+    """Of a product in the first block of 45 MB, rounded to so much of sqrt(n), of images of few classes."""
+    spec = {"name": "paired", "features": 30505, "blocks": 8, "kept": 10, "mirror": True, "patches": PATCHES[data]}
+    dataset, features, coder = load(DataConfig(name=data)), build_feature_map(spec, 3, 32), coder_of(spec, 3, 32)
+    size = blocks_of(features)[0]
+    coder = coder.apart(blocks_of(features))[0]
+    for classes, images in (((0, 1, 2), 4800), ((3,), 1500), ((4, 5), 400)):
+        chosen = torch.cat([(dataset.train.labels == label).nonzero().flatten() for label in classes])[:images]
+        phi = torch.cat(in_threads(lambda part: features(part)[:, :size], dataset.train.images[chosen].split(128)))
+        z = coder.changed(phi - phi.mean(0))
+        products, chance = z.T @ z, math.sqrt(len(z))
+        rows, rest = split_off(products, chance)
+        together = estimated_bytes(products, fineness * chance)
+        apart = estimated_bytes(rest, fineness * chance) + 8 * len(rows.code)
+        each = {name: 8 * own / triangle_size(size) for name, own in (("together", together), ("apart", apart))}
+        print(json.dumps({"images": len(z), "classes": len(classes), "features": size, **each}), flush=True)
+
+
 def table() -> None:
     lines = [
         "# Accuracy for so many megabytes and seconds",
@@ -227,6 +280,8 @@ def main(words: list[str]) -> None:
             table()
         elif word.startswith("solver"):
             solver(int(word.partition(":")[2] or 10_000))
+        elif word in ("same", "bits"):
+            {"same": same, "bits": bits}[word]()
         elif word.startswith("again:"):
             measure(word.partition(":")[2], again=True)
         else:

@@ -96,7 +96,7 @@ def test_a_damaged_image_is_named_and_the_others_are_answered(federation, pictur
 
 
 def test_evaluate_gives_the_scores_of_the_model(federation, pictures, capsys):
-    model = load_model(federation / "model.safetensors")
+    model = load_model(str(federation / "model.safetensors"))
     pixels = torch.stack([torch.from_numpy(np.array(Image.open(path)))[None] for path in pictures])
     labels = torch.tensor([int(path.parent.name) for path in pictures])
     expected = score(model.logits(pixels), labels)

@@ -16,10 +16,11 @@ from oneflare.nn import build_feature_map
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.upload import read_upload
-from oneflare.upload.coding import FACTOR, FINENESS, code_complaint, coded, coder_of, decoded, decoded_step
+from oneflare.upload.coding import FINENESS, code_complaint, coded, coder_of, decoded, decoded_step, parsed
 from oneflare.upload.factors import equivalent_step, factor, factor_slack, pack_factor, pays, scatter_of
 from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.statistics import complaint, pack, unpack
+from oneflare.upload.words import NO_REST
 from shared import forge
 
 DIGITS = load(DataConfig())
@@ -97,8 +98,8 @@ def test_a_factor_in_code_is_as_certain_as_the_agreed_step(n, dtype):
         assert 0.5 < step / (FINENESS[dtype] * n**0.5) < 2
         moved = products - CODER.decorrelate(scatter_of(plain)).double()
         assert 0.3 < float(moved.square().mean()) / (step**2 / 12) < 3
-        width = 2.0 ** (int(words["scatter"][0]) - FACTOR)
-        assert float(torch.linalg.eigvalsh(moved).abs().max()) < factor_slack(n - 1, products, width)
+        slack = factor_slack(n - 1, products, parsed(words).width)
+        assert float(torch.linalg.eigvalsh(moved).abs().max()) < slack
     assert code_complaint(words, LIMITS, CODER) is None
 
 
@@ -151,7 +152,18 @@ def test_impossible_factors_are_refused(tmp_path, length, match):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("words", [[FACTOR], [FACTOR, 0], [FACTOR, 10**9], [FACTOR, 5, 1, 2], [FACTOR + 99, 5]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [NO_REST],
+        [NO_REST, 0, 0, 0],
+        [NO_REST, 0, 10**9, 0],
+        [NO_REST, 0, 5, 2, 1, 2],
+        [NO_REST, 0, 5, -1, 1, 2],
+        [NO_REST, 999, 5, 0],
+        [NO_REST + 1, 0, 5, 0],
+    ],
+)
 def test_impossible_code_of_factors_is_refused(words):
     broken = packed_factor(30) | {"scatter": torch.tensor(words)}
     assert "not in the code of sums" in code_complaint(broken, LIMITS, CODER)

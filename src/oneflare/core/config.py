@@ -259,7 +259,7 @@ class UploadConfig(Section):
     statistics_dtype: Literal["float32", "int16", "int12", "fine", "coarse"] = Field(
         "float32",
         description="how sums of products are sent: as they are (float32), rounded relative to deviations (int16, "
-        "int12), or decorrelated, rounded and coded in about 11 (fine) or 6 (coarse) bits",
+        "int12), or decorrelated, rounded and coded in about 9 (fine) or 5 (coarse) bits",
     )
     statistics_epsilon: float | None = Field(
         None, ge=1e-6, description="privacy budget of noised statistics; default: exact"

@@ -18,7 +18,7 @@ from oneflare.nn.tuned import encoder_on
 
 
 def load_model(
-    path: Path, encoder: nn.Module | None = None, *, key: str | None = None, federation: str | None = None
+    path: Path | str, encoder: nn.Module | None = None, *, key: str | None = None, federation: str | None = None
 ) -> GlobalModel:
     """Read a saved model; a custom encoder must be given again, its code is not in the file.
 
@@ -27,6 +27,7 @@ def load_model(
     names some that are not there, the model is refused.
     """
     load_plugins()
+    path = Path(path)
     content = read_model_file(path, key, federation)
     try:
         task = Task.from_dict(content["task"])

@@ -2,8 +2,9 @@
 
 The scatter S of a client's n images is sent as whole numbers Q with u Q = A S A^T to rounding, where A is a change of
 features that all members know (`oneflare.nn.decorrelation`). After it most images have features that hardly correlate,
-so that the numbers are small. A product of two such features is known to about sqrt(n) in any case, because the
-images are a sample; the step u is the power of two nearest to `FINENESS` of that.
+so that the numbers are small, and the largest of what remains is sent apart (`oneflare.upload.words`). A product of two
+such features is known to about sqrt(n) in any case, because the images are a sample; the step u is about `FINENESS` of
+that.
 
 Rounding moves a number by at most u/2, so A S A^T by at most D u/2 in the spectral norm; since the errors of so many
 numbers are unrelated, it is about u sqrt(D/3) and `_slack` allows for twice that.
@@ -24,23 +25,30 @@ from oneflare.nn import build_feature_map
 from oneflare.nn.decorrelation import Decorrelation
 from oneflare.upload.factors import equivalent_step, factor_of, factor_slack
 from oneflare.upload.limits import FeatureLimits
-from oneflare.upload.rice import decode_into, decode_rows, encode_rows, encode_triangle, rows_bits
-from oneflare.upload.symmetric import SLACK, mirrored_, positive, triangle_size, unpack_symmetric, upper_values
+from oneflare.upload.rice import rows_bits
+from oneflare.upload.symmetric import SLACK, positive, triangle_size, unpack_symmetric, upper_values
+from oneflare.upload.words import (
+    HEADER,
+    PER_OCTAVE,
+    STEPS,
+    Parsed,
+    Rows,
+    logarithm_of,
+    split_off,
+    step_of,
+    with_rest,
+)
 
 SCATTER, SUMS, COUNTS = "scatter", "sums", "counts"
 FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
 """of sqrt(n): the step in which decorrelated products are counted"""
-BITS = {"coarse": 6.0, "fine": 11.0}
+BITS = {"coarse": 5.0, "fine": 9.0}
 """of a product, for which a map is planned where a limit is given; the step grows where that is not enough"""
 PRODUCT_BITS = {"float32": 32.0, "int16": 16.0, "int12": 12.0, **BITS}
 """of a product, for each way of sending it"""
 SAMPLED = 16
 RIDGE = 0.03
 """of the decorrelation"""
-STEPS = range(-40, 61)
-"""logarithms to the base 2 that a step may have"""
-FACTOR = 1000
-"""is added to that of the step in which a factor is counted (`oneflare.upload.factors`); its number of rows follows"""
 FACTOR_ENTRY = 16.0
 """equivalent steps that no entry of the products of a rounded factor is off"""
 
@@ -72,38 +80,47 @@ def coded_products(scatter: Tensor, images: int, coder: Decorrelation, dtype: st
     """The words of the scatter `(D, D)` of so many images, whose upper triangle counts; the rest as in `coded`."""
     products = coder.decorrelate(scatter)
     chance = math.sqrt(max(images, 1))
-    step = round(math.log2(FINENESS[dtype if room is None else "fine"] * chance))
-    while room is not None and step < STEPS[-1] and estimated_bytes(products, 2.0**step) > room:
-        step += 1
+    rows, rest = split_off(products, chance)
+    step = logarithm_of(FINENESS[dtype if room is None else "fine"] * chance)
+    if room is not None:
+        step = _fitting(rest, step, room - 8 * (HEADER + len(rows.code)))
     while True:
-        words = torch.cat([torch.tensor([step]), encode_triangle((products / 2.0**step).round_())])
+        words = with_rest(rows, rest, step)
         if room is None or 8 * len(words) <= room or step == STEPS[-1]:
             return words
         step += 1
+
+
+def _fitting(rest: Tensor, step: int, room: int) -> int:
+    """The logarithm of about the finest step, from this one on, with which the code fits."""
+    numbers = triangle_size(len(rest))
+    while step < STEPS[-1]:
+        excess = estimated_bytes(rest, step_of(step)) - room
+        if excess <= 0:
+            break
+        step += max(1, math.floor(PER_OCTAVE * 8 * excess / numbers))  # a number has a bit fewer for each octave
+    return min(step, STEPS[-1])
 
 
 def _coded_factor(rows: Tensor, packed: Mapping[str, Tensor], dtype: str, room: int | None) -> Tensor:
     """The words of a factor `(r, D)`, whose step w makes products as certain as the agreed step does."""
     wanted = FINENESS[dtype if room is None else "fine"] * math.sqrt(max(float(packed[COUNTS].sum()), 1.0))
     size = float(rows.square().sum(0).mean())
-    step = max(STEPS[0], round(math.log2(wanted / math.sqrt(max(2 * size, 1e-12)))))
+    step = logarithm_of(wanted / math.sqrt(max(2 * size, 1e-12)))
     while True:
-        words = torch.cat([torch.tensor([FACTOR + step, len(rows)]), encode_rows(list((rows / 2.0**step).round()))])
+        words = Rows.of((rows / step_of(step)).round(), step).words()
         if room is None or 8 * len(words) <= room or step == STEPS[-1]:
             return words
         step += 1
 
 
-def decoded_factor(packed: Mapping[str, Tensor]) -> tuple[Tensor, float] | None:
-    """w Q `(r, D)` float32 and w of a factor in code; None where the products are, a ValueError where neither is."""
-    words, dim = packed[SCATTER], packed[SUMS].shape[1]
-    if len(words) < 2 or int(words[0]) - FACTOR not in STEPS:
-        return None
-    number, step = int(words[1]), 2.0 ** (int(words[0]) - FACTOR)
-    if not 1 <= number <= max(min(dim // 2, int(packed[COUNTS].sum()) - 1), 1):
-        raise ValueError(f"a factor has {number} rows")
-    rows = [torch.from_numpy(row).float() for row in decode_rows(words[2:], [dim] * number)]
-    return torch.stack(rows) * step, step
+def parsed(packed: Mapping[str, Tensor]) -> Parsed:
+    """What the words of products say; a ValueError where they are no code."""
+    dim, images = packed[SUMS].shape[1], int(packed[COUNTS].sum())
+    found = Parsed.of(packed[SCATTER], dim, max(dim // 2, 1))
+    if found.step is None and len(found.rows) > max(images - 1, 1):
+        raise ValueError(f"a factor has {len(found.rows)} rows")
+    return found
 
 
 def estimated_bytes(products: Tensor, step: float) -> float:
@@ -129,29 +146,21 @@ def decoded(
 ) -> tuple[Tensor, float]:
     """u Q `(D, D)` and u; a ValueError where the words are no code. float32 is exact below 2^24 steps
 
-    Of a factor w Q they are its products, and the u that is as uncertain as w.
+    Of a factor alone they are its products, and the u that is as uncertain as its w.
     into: a matrix of this type that may be overwritten, because new memory takes as long as decoding
     """
-    dim = packed[SUMS].shape[1]
-    products = torch.empty(dim, dim, dtype=dtype) if into is None else into
-    found = decoded_factor(packed)
-    if found is not None:
-        rows = found[0].to(dtype)
-        return torch.mm(rows.T, rows, out=products), equivalent_step(*found)
-    step = decoded_step(packed)
-    decode_into(products, packed[SCATTER][1:])
-    return mirrored_(products).mul_(step), step
+    dim, found = packed[SUMS].shape[1], parsed(packed)
+    products = found.products_into(torch.empty(dim, dim, dtype=dtype) if into is None else into)
+    return products, _certainty(found)
 
 
 def decoded_step(packed: Mapping[str, Tensor]) -> float:
     """u"""
-    words = packed[SCATTER]
-    found = decoded_factor(packed)
-    if found is not None:
-        return equivalent_step(*found)
-    if len(words) == 0 or int(words[0]) not in STEPS:
-        raise ValueError("it begins with no step")
-    return 2.0 ** int(words[0])
+    return _certainty(parsed(packed))
+
+
+def _certainty(found: Parsed) -> float:
+    return equivalent_step(found.rows, found.width) if found.step is None else found.step
 
 
 def rounding_variance(steps: Sequence[float]) -> float:
@@ -182,14 +191,16 @@ def changed_sums(
 
 def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: Decorrelation) -> str | None:
     """What no images could give, in coded sums whose class sums are possible; None if nothing is."""
+    dim = packed[SUMS].shape[1]
     try:
-        products, step = decoded(packed, torch.float32)
+        found = parsed(packed)
+        products, step = found.products_into(torch.empty(dim, dim)), _certainty(found)
     except ValueError as error:
         return f"scatter is not in the code of sums: {error}"
     counts, sums = packed[COUNTS].double(), packed[SUMS].double()
     n, present = float(counts.sum()), counts > 0
     mean = sums.sum(0) / n
-    factored = int(packed[SCATTER][0]) not in STEPS
+    factored = found.step is None
     variances, moved = _variances(products, FACTOR_ENTRY * step if factored else step, coder)
     most = n * ((limits.high - mean).clamp(min=0) * (mean - limits.low).clamp(min=0))  # Bhatia and Davis 2000
     excess = variances > (1 + SLACK) * most + moved + SLACK * n * (limits.high - limits.low).square()
@@ -199,7 +210,7 @@ def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: D
     offsets = coder.changed((sums[present] / counts[present, None] - mean).float())
     slack = _slack(products.diagonal(), step)
     if factored:
-        slack += factor_slack(int(packed[SCATTER][1]), products, 2.0 ** (int(packed[SCATTER][0]) - FACTOR))
+        slack += factor_slack(len(found.rows), products, found.width)
     within = products.sub_(offsets.T @ (counts[present, None].float() * offsets))
     if not positive(within, slack):
         return "scatter and sums contradict each other: no images have these class means and these covariances"

@@ -1,0 +1,129 @@
+"""The largest directions of sums of products apart from the rest: nothing is lost, and fewer bits are needed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oneflare.upload.rice import encode_triangle
+from oneflare.upload.symmetric import triangle_size
+from oneflare.upload.words import (
+    HEADER,
+    LARGEST,
+    NO_REST,
+    STEPS,
+    Parsed,
+    Rows,
+    leading,
+    logarithm_of,
+    split_off,
+    step_of,
+    with_rest,
+)
+
+
+def sums(n: int, dim: int, seed: int = 0, large: int = 5) -> torch.Tensor:
+    """Products of n images with unit features, of which a few directions vary much more."""
+    generator = torch.Generator().manual_seed(seed)
+    strong = torch.randn(n, large, generator=generator) * torch.linspace(8, 3, large)
+    phi = strong @ torch.randn(large, dim, generator=generator) / math.sqrt(large)
+    phi = phi + torch.randn(n, dim, generator=generator)
+    centred = (phi - phi.mean(0)).double()
+    return (centred.T @ centred).float()
+
+
+def read(words: torch.Tensor, dim: int) -> torch.Tensor:
+    return Parsed.of(words, dim, dim // 2).products_into(torch.full((dim, dim), float("nan"), dtype=torch.float64))
+
+
+@given(st.integers(1, 90), st.integers(1, 60), st.integers(-8, 12), st.integers(0, 9))
+def test_products_lose_half_a_step_whatever_is_sent_apart(n, dim, step, seed):
+    products = sums(n, dim, seed)
+    rows, rest = split_off(products, math.sqrt(n))
+    assert rows.number == dim // 16
+    found = read(with_rest(rows, rest, step), dim)
+    assert float((found - products).abs().max()) <= 0.5001 * step_of(step) + 1e-5 * float(products.abs().max())
+    assert torch.allclose(found, found.T)
+
+
+def test_leading_rows_are_the_largest_eigenvectors():
+    """Oracle: LAPACK's eigenvalues, and the best approximation of that rank (Eckart and Young 1936)."""
+    products = sums(400, 150)
+    rows = leading(products, 9).double()
+    values, vectors = torch.linalg.eigh(products.double())
+    best = vectors[:, -9:] * values[-9:] @ vectors[:, -9:].T
+    left = float((products - rows.T @ rows).square().sum())
+    assert left == pytest.approx(float((products - best).square().sum()), rel=0.02)
+    assert torch.allclose(rows[-5:].square().sum(1), values[-5:], rtol=1e-3)
+
+
+def test_large_directions_apart_take_fewer_bits():
+    dim, step = 320, 8
+    products = sums(600, dim)
+    rows, rest = split_off(products, math.sqrt(600))
+    apart = 64 * len(with_rest(rows, rest, step)) / triangle_size(dim)
+    together = 64 * len(encode_triangle((products / step_of(step)).round())) / triangle_size(dim)
+    assert apart < together - 2
+
+
+def test_what_is_sent_follows_from_the_products_alone():
+    products = sums(100, 64)
+    first, second = (with_rest(*split_off(products.clone(), 10.0), 3) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_products_of_no_images_are_zero():
+    rows, rest = split_off(torch.zeros(40, 40), 1.0)
+    assert torch.equal(read(with_rest(rows, rest, STEPS[0]), 40), torch.zeros(40, 40, dtype=torch.float64))
+
+
+@given(st.floats(1e-30, 1e30))
+def test_steps_are_quarters_of_an_octave(step):
+    found = logarithm_of(step)
+    assert found in STEPS
+    if STEPS[0] < found < STEPS[-1]:
+        assert abs(math.log2(step_of(found) / step)) <= 1 / 8 + 1e-9
+
+
+def _good() -> list[int]:
+    return with_rest(*split_off(sums(50, 40), 7.0), 4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda words: words[:3], "header"),
+        (lambda words: [999, *words[1:]], "no step"),
+        (lambda words: [words[0], 999, *words[2:]], "rows in"),
+        (lambda words: [*words[:2], 21, *words[3:]], "rows in"),
+        (lambda words: [*words[:2], -1, *words[3:]], "rows in"),
+        (lambda words: [*words[:3], len(words), *words[4:]], "rows in"),
+        (lambda words: [*words[:2], 0, *words[3:]], "goes on behind"),
+        (lambda words: [*words[:3], 0, *words[4:]], "shorter"),
+        (lambda words: [NO_REST, *words[1:]], "neither products nor a factor alone"),
+        (lambda words: [NO_REST, 0, 0, 0], "neither products nor a factor alone"),
+        (lambda words: words[:-1], "stream"),
+        (lambda words: [*words, 1], "stream"),
+    ],
+)
+def test_damaged_words_are_refused(damage, complaint):
+    words = torch.tensor(damage(_good()))
+    with pytest.raises(ValueError, match=complaint):
+        read(words, 40)
+
+
+def test_rows_that_would_overflow_are_refused():
+    rows = Rows.of(torch.full((1, 40), 2.0**30), logarithm_of(LARGEST / 2.0**30) + 1)
+    with pytest.raises(ValueError, match="no images"):
+        read(rows.words(), 40)
+
+
+def test_a_factor_alone_has_no_rest():
+    whole = torch.arange(80.0).view(2, 40)
+    rows = Rows.of(whole, 0)
+    assert len(rows.words()) == HEADER + len(rows.code)
+    assert torch.equal(read(rows.words(), 40), (whole.T @ whole).double())
