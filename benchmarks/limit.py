@@ -36,7 +36,7 @@ from oneflare.study.bench.steps import machine
 from oneflare.upload.coding import coder_of, estimated_bytes
 from oneflare.upload.statistics import Statistics
 from oneflare.upload.symmetric import triangle_size
-from oneflare.upload.words import split_off
+from oneflare.upload.words import rows_apart
 
 RESULTS = Path("results/analytic/limit.json")
 TABLE = Path("results/analytic/limit.md")
@@ -195,7 +195,8 @@ def bits(data: str = "cifar10", fineness: float = 1 / 8) -> None:
         phi = torch.cat(in_threads(lambda part: features(part)[:, :size], dataset.train.images[chosen].split(128)))
         z = coder.changed(phi - phi.mean(0))
         products, chance = z.T @ z, math.sqrt(len(z))
-        rows, rest = split_off(products, chance)
+        rows = rows_apart(products, chance)
+        rest = products - rows.width**2 * rows.products(rows.width**2)
         together = estimated_bytes(products, fineness * chance)
         apart = estimated_bytes(rest, fineness * chance) + 8 * len(rows.code)
         each = {name: 8 * own / triangle_size(size) for name, own in (("together", together), ("apart", apart))}

@@ -98,7 +98,7 @@ def test_a_factor_in_code_is_as_certain_as_the_agreed_step(n, dtype):
         assert 0.5 < step / (FINENESS[dtype] * n**0.5) < 2
         moved = products - CODER.decorrelate(scatter_of(plain)).double()
         assert 0.3 < float(moved.square().mean()) / (step**2 / 12) < 3
-        slack = factor_slack(n - 1, products, parsed(words).width)
+        slack = factor_slack(n - 1, products, parsed(words).rows.width)
         assert float(torch.linalg.eigvalsh(moved).abs().max()) < slack
     assert code_complaint(words, LIMITS, CODER) is None
 

@@ -34,7 +34,7 @@ from oneflare.upload.words import (
     Parsed,
     Rows,
     logarithm_of,
-    split_off,
+    rows_apart,
     step_of,
     with_rest,
 )
@@ -80,22 +80,23 @@ def coded_products(scatter: Tensor, images: int, coder: Decorrelation, dtype: st
     """The words of the scatter `(D, D)` of so many images, whose upper triangle counts; the rest as in `coded`."""
     products = coder.decorrelate(scatter)
     chance = math.sqrt(max(images, 1))
-    rows, rest = split_off(products, chance)
+    rows = rows_apart(products, chance)
     step = logarithm_of(FINENESS[dtype if room is None else "fine"] * chance)
     if room is not None:
-        step = _fitting(rest, step, room - 8 * (HEADER + len(rows.code)))
+        left = products - rows.width**2 * rows.products(rows.width**2)
+        step = _fitting(left, step, room - 8 * (HEADER + len(rows.code)))
     while True:
-        words = with_rest(rows, rest, step)
+        words = with_rest(rows, products, step)
         if room is None or 8 * len(words) <= room or step == STEPS[-1]:
             return words
         step += 1
 
 
-def _fitting(rest: Tensor, step: int, room: int) -> int:
-    """The logarithm of about the finest step, from this one on, with which the code fits."""
-    numbers = triangle_size(len(rest))
+def _fitting(left: Tensor, step: int, room: int) -> int:
+    """The logarithm of about the finest step from this one on with which the code of what rows leave fits."""
+    numbers = triangle_size(len(left))
     while step < STEPS[-1]:
-        excess = estimated_bytes(rest, step_of(step)) - room
+        excess = estimated_bytes(left, step_of(step)) - room
         if excess <= 0:
             break
         step += max(1, math.floor(PER_OCTAVE * 8 * excess / numbers))  # a number has a bit fewer for each octave
@@ -108,7 +109,7 @@ def _coded_factor(rows: Tensor, packed: Mapping[str, Tensor], dtype: str, room: 
     size = float(rows.square().sum(0).mean())
     step = logarithm_of(wanted / math.sqrt(max(2 * size, 1e-12)))
     while True:
-        words = Rows.of((rows / step_of(step)).round(), step).words()
+        words = Rows((rows / step_of(step)).round(), step).words()
         if room is None or 8 * len(words) <= room or step == STEPS[-1]:
             return words
         step += 1
@@ -118,8 +119,8 @@ def parsed(packed: Mapping[str, Tensor]) -> Parsed:
     """What the words of products say; a ValueError where they are no code."""
     dim, images = packed[SUMS].shape[1], int(packed[COUNTS].sum())
     found = Parsed.of(packed[SCATTER], dim, max(dim // 2, 1))
-    if found.step is None and len(found.rows) > max(images - 1, 1):
-        raise ValueError(f"a factor has {len(found.rows)} rows")
+    if found.step is None and len(found.rows.whole) > max(images - 1, 1):
+        raise ValueError(f"a factor has {len(found.rows.whole)} rows")
     return found
 
 
@@ -160,7 +161,7 @@ def decoded_step(packed: Mapping[str, Tensor]) -> float:
 
 
 def _certainty(found: Parsed) -> float:
-    return equivalent_step(found.rows, found.width) if found.step is None else found.step
+    return equivalent_step(found.factor, found.rows.width) if found.step is None else found.step
 
 
 def rounding_variance(steps: Sequence[float]) -> float:
@@ -210,7 +211,7 @@ def code_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits, coder: D
     offsets = coder.changed((sums[present] / counts[present, None] - mean).float())
     slack = _slack(products.diagonal(), step)
     if factored:
-        slack += factor_slack(len(found.rows), products, found.width)
+        slack += factor_slack(len(found.rows.whole), products, found.rows.width)
     within = products.sub_(offsets.T @ (counts[present, None].float() * offsets))
     if not positive(within, slack):
         return "scatter and sums contradict each other: no images have these class means and these covariances"

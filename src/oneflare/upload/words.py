@@ -1,21 +1,22 @@
 """The words in which rounded sums of products are kept: the largest directions apart from what they leave.
 
-    products = F^T F + R,    F = w Q `(r, D)`,    R = u P `(D, D)`,    Q and P whole numbers
+    products / u = [w^2/u Q^T Q] + P,    Q `(r, D)` and P `(D, D)` whole numbers, [ ] rounded
 
-The rows of F are the r largest eigenvectors of the products, times the roots of their eigenvalues, rounded to w; R is
-what these rounded rows leave, so that the products lose half a step u by rounding and nothing by w or r. In a few
-directions natural images vary far more than chance makes sums of products vary. Without those the numbers in R are of
-the size of chance, and take about three bits fewer than the products would (docs/analytic.md).
+w Q are the r largest eigenvectors of the products, times the roots of their eigenvalues, rounded to w; P is what they
+leave of the products that are rounded to u. Q^T Q is exact, so the reader has the products rounded to u, whatever Q is:
+neither w nor r nor how the eigenvectors were found makes any difference to them. In a few directions natural images
+vary far more than chance makes sums of products vary. Without those the numbers in P are of the size of chance, and
+take about three bits fewer than the products would (docs/analytic.md).
 
-F follows from the products, so it reveals what they reveal. The products of few images may be all in F
-(`oneflare.upload.factors`); R is then left out.
+Q follows from the products, so it reveals what they reveal. The products of few images may be all in Q, as w^2 Q^T Q
+(`oneflare.upload.factors`); P is then left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,24 +29,26 @@ PER_OCTAVE = 4
 STEPS = range(-160, 241)
 """logarithms that a step may have, in quarters of an octave"""
 NO_REST = 1000
-"""in place of the logarithm of u where there is no R"""
+"""in place of the logarithm of u where there is no P"""
 HEADER = 4
 """words: the logarithms of u and w, r, and the number of words in which Q is"""
 SHARE = 16
-"""features for each row of F"""
+"""features for each row of Q"""
 SPARE = 16
 """directions that are looked for beyond those that are kept, which are then found sooner"""
 ROUNDS = 3
 """of the search for directions"""
 OFF = 1 / 4
-"""of sqrt(n): by how much rounding F may move its products"""
+"""of sqrt(n): by how much rounding Q may move its products"""
 LARGEST = 1e12
-"""that no row of products of images has"""
+"""that no entry of a factor of products of images has"""
+EXACT = 1 << 24
+"""below which whole numbers are exact in single precision"""
 
 
 def step_of(logarithm: int) -> float:
     """u"""
-    return 2.0 ** (logarithm / PER_OCTAVE)
+    return float(2.0 ** (logarithm / PER_OCTAVE))
 
 
 def logarithm_of(step: float) -> int:
@@ -55,33 +58,44 @@ def logarithm_of(step: float) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """Q in words, and w."""
+    """Q, and w."""
 
+    whole: Tensor
+    """`(r, D)` float32"""
     logarithm: int
-    number: int
-    code: Tensor
+    """of w"""
 
-    @classmethod
-    def of(cls, whole: Tensor, logarithm: int) -> Rows:
-        """whole: Q `(r, D)`"""
-        return cls(logarithm, len(whole), encode_rows(list(whole)) if len(whole) else torch.zeros(0, dtype=torch.int64))
+    @cached_property
+    def code(self) -> Tensor:
+        """the words of Q"""
+        return encode_rows(list(self.whole)) if len(self.whole) else torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def width(self) -> float:
+        """w"""
+        return step_of(self.logarithm)
 
     def words(self, rest: int = NO_REST) -> Tensor:
-        """Header and rows; rest: the logarithm of u, if R follows"""
-        return torch.cat([torch.tensor([rest, self.logarithm, self.number, len(self.code)]), self.code])
+        """Header and rows; rest: the logarithm of u, if P follows"""
+        return torch.cat([torch.tensor([rest, self.logarithm, len(self.whole), len(self.code)]), self.code])
+
+    def products(self, step: float) -> Tensor:
+        """[w^2/u Q^T Q] `(D, D)`"""
+        largest = float(self.whole.abs().max()) if len(self.whole) else 0.0
+        exact = self.whole if len(self.whole) * largest**2 < EXACT else self.whole.double()
+        return (exact.T @ exact).mul_(self.width**2 / step).round_()
 
 
-def split_off(products: Tensor, chance: float) -> tuple[Rows, Tensor]:
-    """F of products `(D, D)` float32, which are both triangles, and R before it is rounded.
+def rows_apart(products: Tensor, chance: float) -> Rows:
+    """Of products `(D, D)` float32, which are both triangles.
 
     chance: sqrt(n). The products of rows that are rounded to w are off by about w sqrt(s/6), s the mean of the squares
-    that a feature has in F.
+    that a feature has in them.
     """
     rows = leading(products, len(products) // SHARE)
     size = float(rows.square().sum(0).mean()) if len(rows) else 0.0
     logarithm = logarithm_of(OFF * chance * math.sqrt(6 / max(size, 1e-12)))
-    whole = (rows / step_of(logarithm)).round_()
-    return Rows.of(whole, logarithm), torch.addmm(products, whole.T, whole, alpha=-(step_of(logarithm) ** 2))
+    return Rows((rows / step_of(logarithm)).round_(), logarithm)
 
 
 def leading(products: Tensor, number: int) -> Tensor:
@@ -100,23 +114,22 @@ def leading(products: Tensor, number: int) -> Tensor:
     return found
 
 
-def with_rest(rows: Rows, rest: Tensor, logarithm: int) -> Tensor:
-    """All words; rest: R before it is rounded"""
-    return torch.cat([rows.words(logarithm), encode_triangle((rest / step_of(logarithm)).round_())])
+def with_rest(rows: Rows, products: Tensor, logarithm: int) -> Tensor:
+    """All words of products `(D, D)`; logarithm: of u"""
+    step = step_of(logarithm)
+    left = (products / step).round_().sub_(rows.products(step))
+    return torch.cat([rows.words(logarithm), encode_triangle(left)])
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What words of products of D features say, before R is read."""
+    """What words of products of D features say, before P is read."""
 
-    rows: Tensor
-    """F `(r, D)` float32"""
-    width: float
-    """w"""
+    rows: Rows
     step: float | None
-    """u, None where there is no R"""
+    """u, None where there is no P"""
     rest: Tensor
-    """the words of R"""
+    """the words of P"""
 
     @classmethod
     def of(cls, words: Tensor, dim: int, most: int) -> Parsed:
@@ -131,23 +144,28 @@ class Parsed:
         code, rest = words[HEADER : HEADER + length], words[HEADER + length :]
         if step == NO_REST and (number == 0 or len(rest)):
             raise ValueError("it has neither products nor a factor alone")
-        rows = _rows(code, [dim] * number) * step_of(width)
-        if len(rows) and not float(rows.abs().max()) < LARGEST:
+        rows = Rows(_whole(code, number, dim), width)
+        if number and not float(rows.whole.abs().max()) * rows.width < LARGEST:
             raise ValueError("a factor has numbers that no images give")
-        return cls(rows.view(number, dim), step_of(width), None if step == NO_REST else step_of(step), rest)
+        return cls(rows, None if step == NO_REST else step_of(step), rest)
+
+    @property
+    def factor(self) -> Tensor:
+        """w Q `(r, D)`"""
+        return self.rows.whole * self.rows.width
 
     def products_into(self, products: Tensor) -> Tensor:
-        """F^T F + R, in memory `(D, D)` that is overwritten."""
-        wide = self.rows.to(products.dtype)
+        """The products, in memory `(D, D)` that is overwritten."""
         if self.step is None:
+            wide = self.factor.to(products.dtype)
             return torch.mm(wide.T, wide, out=products)
         decode_into(products, self.rest)
-        return mirrored_(products).mul_(self.step).addmm_(wide.T, wide)
+        return mirrored_(products).add_(self.rows.products(self.step)).mul_(self.step)
 
 
-def _rows(code: Tensor, counts: Sequence[int]) -> Tensor:
-    if not counts:
+def _whole(code: Tensor, number: int, dim: int) -> Tensor:
+    if number == 0:
         if len(code):
             raise ValueError("the stream goes on behind its last row")
-        return torch.zeros(0)
-    return torch.stack([torch.from_numpy(row).float() for row in decode_rows(code, counts)])
+        return torch.zeros(0, dim)
+    return torch.stack([torch.from_numpy(row).float() for row in decode_rows(code, [dim] * number)])
