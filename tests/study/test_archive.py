@@ -107,6 +107,20 @@ def test_a_damaged_file_is_named_in_one_line(elsewhere, damage, complaint):
     assert not (elsewhere / "runs/cells" / path.stem / "experiment.yaml").exists()
 
 
+def test_answers_are_those_of_the_networks_that_were_trained_last(elsewhere):
+    """Figures were laid down, then a fusion is missing: all networks are trained again, and every model is asked."""
+    path = elsewhere / "miniature.yaml"
+    for kept in (elsewhere / "kept").iterdir():
+        content = json.loads(kept.read_text())
+        for row in content["answers"].values():
+            row["right"], row["model"] = "0" * len(row["right"]), "another"
+        kept.write_text(json.dumps(content))
+    path.write_text(path.read_text().replace("count_prototypes]", "count_prototypes, iffi_released]"))
+    assert _study(elsewhere, "--out", "out", "--figures", "kept").returncode == 0
+    for kept in (elsewhere / "kept").iterdir():
+        assert all(int(row["right"], 16) for row in json.loads(kept.read_text())["answers"].values())
+
+
 def test_other_seeds_are_other_cells(finished, tmp_path):
     shutil.copy(finished / "miniature.yaml", tmp_path)
     done = _study(tmp_path, "--first-seed", "7", "--dry-run", "--json")

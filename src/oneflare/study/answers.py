@@ -5,6 +5,7 @@ They are read off the saved models, so that runs from before can be given them a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import FusionResult
 
 FILE = "answers.json"
+DIGITS = 16
+"""of the digest of a model's file"""
 LARGEST_SLIP = 0.005
 """part of the images that may flip between the saved model and the one that was scored (rounding of logits)"""
 
@@ -49,7 +52,8 @@ def keep_answers(folder: Path, fusions: Iterable[str], dataset: Dataset) -> None
     path = folder / FILE
     kept: dict[str, Any] = read_json(path) if path.exists() else {}
     metrics = {name: FusionResult.read(files.metrics(name)) for name in fusions if files.model(name).exists()}
-    missing = [name for name in metrics if not _is_of(kept, name, metrics[name])]
+    digests = {name: hashlib.sha256(files.model(name).read_bytes()).hexdigest()[:DIGITS] for name in metrics}
+    missing = [name for name in metrics if not _is_of(kept, name, metrics[name], digests[name])]
     if not missing:
         return
     with one_thread():
@@ -58,12 +62,14 @@ def keep_answers(folder: Path, fusions: Iterable[str], dataset: Dataset) -> None
         right = (values.argmax(1) == dataset.test.labels).numpy()
         slip = abs(float(right.mean()) - metrics[name].accuracy)
         bits = np.packbits(right).tobytes().hex() if slip <= LARGEST_SLIP else None
-        kept[name] = {"images": len(right), "right": bits, "of": _stamp(metrics[name])}
+        kept[name] = {"images": len(right), "right": bits, "of": _stamp(metrics[name]), "model": digests[name]}
     write_json(path, kept)
 
 
-def _is_of(kept: Mapping[str, Any], fusion: str, metrics: FusionResult) -> bool:
-    return fusion in kept and (kept[fusion] or {}).get("of") == _stamp(metrics)
+def _is_of(kept: Mapping[str, Any], fusion: str, metrics: FusionResult, model: str | None = None) -> bool:
+    """model: the digest of its file where there is one, for a client may have been trained again with the same code"""
+    row = kept.get(fusion) or {}
+    return fusion in kept and row.get("of") == _stamp(metrics) and model in (None, row.get("model"))
 
 
 def _stamp(metrics: FusionResult) -> str | None:
