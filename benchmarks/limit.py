@@ -165,18 +165,16 @@ def same() -> None:
     file = RESULTS.with_name("same.json")
     found: dict[str, Any] = dict(json.loads(file.read_text())) if file.exists() else {}
     for name in stored():
-        data, size, dtype, alpha, seed = name.split("-")
+        data, size, dtype, _, seed = name.split("-")
         first = f"{data}-{size}-{dtype}-a0.05-{seed}"
-        if (
-            alpha != "a0.05"
-            and name not in found
-            and all((RUNS / cell / "result.json").exists() for cell in (first, name))
-        ):
-            images = load(DataConfig(name=data)).test.images
-            one, two = (answers(RUNS / cell / "fusions/analytic/model.safetensors", images) for cell in (first, name))
-            found[name] = {"as": first, "images": len(images), "another_answer": int((one != two).sum())}
-            write_json(file, found)
-            print(name, found[name], flush=True)
+        models = [RUNS / cell / "fusions/analytic/model.safetensors" for cell in (first, name)]
+        if name in (first, *found) or not all(model.exists() for model in models):
+            continue
+        images = load(DataConfig(name=data)).test.images
+        one, two = (answers(model, images) for model in models)
+        found[name] = {"as": first, "images": len(images), "another_answer": int((one != two).sum())}
+        write_json(file, found)
+        print(name, found[name], flush=True)
 
 
 def answers(model: Path, images: torch.Tensor) -> torch.Tensor:
@@ -185,7 +183,7 @@ def answers(model: Path, images: torch.Tensor) -> torch.Tensor:
 
 
 def bits(data: str = "cifar10", fineness: float = 1 / 8) -> None:
-    """Of a product in the first block of 45 MB, rounded to so much of sqrt(n), of images of few classes."""
+    """Of a product in the first of eight blocks of 30,505 features, rounded to so much of sqrt(n), of few classes."""
     spec = {"name": "paired", "features": 30505, "blocks": 8, "kept": 10, "mirror": True, "patches": PATCHES[data]}
     dataset, features, coder = load(DataConfig(name=data)), build_feature_map(spec, 3, 32), coder_of(spec, 3, 32)
     size = blocks_of(features)[0]
@@ -196,9 +194,8 @@ def bits(data: str = "cifar10", fineness: float = 1 / 8) -> None:
         z = coder.changed(phi - phi.mean(0))
         products, chance = z.T @ z, math.sqrt(len(z))
         rows = rows_apart(products, chance)
-        rest = products - rows.width**2 * rows.products(rows.width**2)
         together = estimated_bytes(products, fineness * chance)
-        apart = estimated_bytes(rest, fineness * chance) + 8 * len(rows.code)
+        apart = estimated_bytes(rows.left_of(products), fineness * chance) + 8 * len(rows.code)
         each = {name: 8 * own / triangle_size(size) for name, own in (("together", together), ("apart", apart))}
         print(json.dumps({"images": len(z), "classes": len(classes), "features": size, **each}), flush=True)
 

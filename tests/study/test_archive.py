@@ -130,7 +130,9 @@ def test_other_seeds_are_other_cells(finished, tmp_path):
 
 def test_the_answers_that_this_project_keeps_belong_to_their_figures(tmp_path):
     """Else every study would train all cells again, as it must where a fusion's arithmetic has changed."""
-    for path in sorted(KEPT.glob("*.json")):
+    kept = sorted(KEPT.glob("*.json"))
+    assert kept
+    for path in kept:
         content = json.loads(path.read_text())
         (tmp_path / ANSWERS).write_text(json.dumps(content["answers"]))
         (tmp_path / "result.json").write_text(json.dumps(content["result"]))

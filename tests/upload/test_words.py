@@ -130,3 +130,9 @@ def test_a_factor_alone_has_no_rest():
     rows = Rows(whole, 0)
     assert len(rows.words()) == HEADER + len(rows.code)
     assert torch.equal(read(rows.words(), 40), (whole.T @ whole).double())
+
+
+def test_the_largest_rows_in_the_finest_steps_do_not_overflow():
+    """As many rows as the largest blocks of features may have."""
+    rows = Rows(torch.full((4096, 2), 0.99 * LARGEST), logarithm_of(1.0))
+    assert bool(torch.isfinite(rows.products(step_of(STEPS[0])).float()).all())

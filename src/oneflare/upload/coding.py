@@ -83,8 +83,7 @@ def coded_products(scatter: Tensor, images: int, coder: Decorrelation, dtype: st
     rows = rows_apart(products, chance)
     step = logarithm_of(FINENESS[dtype if room is None else "fine"] * chance)
     if room is not None:
-        left = products - rows.width**2 * rows.products(rows.width**2)
-        step = _fitting(left, step, room - 8 * (HEADER + len(rows.code)))
+        step = _fitting(rows.left_of(products), step, room - 8 * (HEADER + len(rows.code)))
     while True:
         words = with_rest(rows, products, step)
         if room is None or 8 * len(words) <= room or step == STEPS[-1]:
@@ -156,7 +155,10 @@ def decoded(
 
 
 def decoded_step(packed: Mapping[str, Tensor]) -> float:
-    """u"""
+    """u, which the first word says where products follow; the rows need not be read for it"""
+    words = packed[SCATTER]
+    if len(words) and int(words[0]) in STEPS:
+        return step_of(int(words[0]))
     return _certainty(parsed(packed))
 
 

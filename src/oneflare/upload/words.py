@@ -40,14 +40,14 @@ ROUNDS = 3
 """of the search for directions"""
 OFF = 1 / 4
 """of sqrt(n): by how much rounding Q may move its products"""
-LARGEST = 1e12
-"""that no entry of a factor of products of images has"""
+LARGEST = 1e10
+"""that no entry of a factor of products of images has; in the finest steps, products of them stay below 10^38"""
 EXACT = 1 << 24
 """below which whole numbers are exact in single precision"""
 
 
 def step_of(logarithm: int) -> float:
-    """u"""
+    """The step that has this logarithm in quarters of an octave."""
     return float(2.0 ** (logarithm / PER_OCTAVE))
 
 
@@ -78,6 +78,10 @@ class Rows:
     def words(self, rest: int = NO_REST) -> Tensor:
         """Header and rows; rest: the logarithm of u, if P follows"""
         return torch.cat([torch.tensor([rest, self.logarithm, len(self.whole), len(self.code)]), self.code])
+
+    def left_of(self, products: Tensor) -> Tensor:
+        """products - w^2 Q^T Q `(D, D)`: about what is coded, before a step is chosen"""
+        return products - self.width**2 * self.products(self.width**2)
 
     def products(self, step: float) -> Tensor:
         """[w^2/u Q^T Q] `(D, D)`"""
