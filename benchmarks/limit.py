@@ -67,18 +67,21 @@ PATCHES = {"cifar10": "small", "cifar100": "small", "svhn": "large"}
 def cells() -> dict[str, list[str]]:
     """name -> words of `oneflare run`, the most telling first"""
     found = {}
-    in_blocks = [*((data, "45MB", 0.05, 0) for data in DATA), ("cifar10", "3MB", 0.05, 0), ("cifar10", "3MB", 0.5, 0)]
-    in_blocks += [(data, "45MB", 0.05, seed) for seed in (1, 2) for data in DATA]
-    in_blocks += [("cifar10", "3MB", 0.05, seed) for seed in (1, 2)] + [(data, "45MB", 0.5, 0) for data in DATA]
-    for data, limit, alpha, seed in in_blocks:
-        words = _words(data, limit, "coarse", alpha, seed)
+    in_blocks = [(data, "45MB", "coarse", 0.05, 0) for data in DATA]
+    in_blocks += [("cifar10", "3MB", "coarse", alpha, 0) for alpha in (0.05, 0.5)]
+    in_blocks += [(data, "45MB", "coarse", 0.05, seed) for seed in (1, 2) for data in DATA]
+    in_blocks += [("cifar10", "3MB", "coarse", 0.05, seed) for seed in (1, 2)]
+    in_blocks += [(data, "45MB", "coarse", 0.5, 0) for data in DATA]
+    in_blocks += [("cifar10", "45MB", "fine", alpha, 0) for alpha in (0.05, 0.5)]
+    for data, limit, dtype, alpha, seed in in_blocks:
+        words = _words(data, limit, dtype, alpha, seed)
         words += [f"analytic.blocks={BLOCKS[limit]}", "analytic.kept=10"]
-        size = f"{limit} in {BLOCKS[limit]} blocks"
+        size, end = f"{limit} in {BLOCKS[limit]} blocks", f"{dtype}-a{alpha}-s{seed}"
         chosen = [*words, f"analytic.patches={PATCHES[data]}"]
-        found[f"{data}-{size}, {PATCHES[data]} patches-coarse-a{alpha}-s{seed}"] = chosen
+        found[f"{data}-{size}, {PATCHES[data]} patches-{end}"] = chosen
         if (data, limit) == ("cifar10", "45MB"):
-            found[f"{data}-{size}, {PATCHES[data]} patches, moved-coarse-a{alpha}-s{seed}"] = [*chosen, MOVED]
-        found[f"{data}-{size}-coarse-a{alpha}-s{seed}"] = words
+            found[f"{data}-{size}, {PATCHES[data]} patches, moved-{end}"] = [*chosen, MOVED]
+        found[f"{data}-{size}-{end}"] = words
     wanted = [(data, "45MB", "coarse", 0.05, 0) for data in DATA]
     wanted += [(data, limit, "coarse", 0.05, 0) for limit in ("3MB", "20MB", "10MB") for data in DATA]
     wanted += [("cifar10", "3MB", "coarse", 0.5, 0), ("cifar10", "3MB", "fine", 0.05, 0)]

@@ -115,7 +115,7 @@ class Cohort:
 
     def train(self, files: Sequence[ClientFiles], observer: Observer) -> list[ClientSummary]:
         config = self.first.train
-        snapshots = set(snapshot_epochs(config.epochs, config.snapshots))
+        snapshots = set(snapshot_epochs(config.epochs, config.snapshots, config.tail))
         traces: list[list[dict[str, float]]] = [[] for _ in self.jobs]
         started = time.monotonic()
         for epoch in range(1, config.epochs + 1):

@@ -66,6 +66,12 @@ class ClientFiles:
         return [json.loads(line) for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
 
 
-def snapshot_epochs(epochs: int, snapshots: int) -> list[int]:
-    """Epochs after which fusion is simulated, evenly spread before the last one."""
-    return sorted({round(k * epochs / (snapshots + 1)) for k in range(1, snapshots + 1)} - {0, epochs})
+def snapshot_epochs(epochs: int, snapshots: int, tail: int | None = None) -> list[int]:
+    """Epochs after which fusion is simulated: evenly spread before the last one, and the `tail` epochs before it."""
+    spread = {round(k * epochs / (snapshots + 1)) for k in range(1, snapshots + 1)}
+    return sorted((spread | set(tail_epochs(epochs, tail))) - {0, epochs})
+
+
+def tail_epochs(epochs: int, tail: int | None) -> range:
+    """The `tail` epochs before the last one, as far as there are so many."""
+    return range(max(1, epochs - (tail or 0)), epochs)

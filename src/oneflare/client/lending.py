@@ -28,7 +28,7 @@ from oneflare.upload import Contract, read_upload
 
 def networks_digest(experiment: Experiment) -> str:
     """Identifies what the trained networks depend on: not what is sent or shown beside them."""
-    train = experiment.train.model_copy(update={"snapshots": 0})
+    train = experiment.train.model_copy(update={"snapshots": 0, "tail": None})
     beside = {"method": "", "analytic": {"name": "none"}, "upload": UploadConfig(), "train": train}
     return experiment.model_copy(update=beside).training_digest()
 
@@ -37,8 +37,13 @@ def can_lend(lender: Experiment, borrower: Experiment) -> bool:
     """Whether the uploads and snapshots of one experiment hold every network, bit for bit, that the other trains."""
     if lender.upload.dtype != "float32" or lender.objective.open_set or lender.train.holdout:
         return False
-    theirs, ours = (set(snapshot_epochs(one.epochs, one.train.snapshots)) for one in (lender, borrower))
+    theirs, ours = set(snapshots_of(lender)), set(snapshots_of(borrower))
     return borrower.trains and networks_digest(lender) == networks_digest(borrower) and ours <= theirs
+
+
+def snapshots_of(experiment: Experiment) -> list[int]:
+    """Epochs after which fusion is simulated."""
+    return snapshot_epochs(experiment.epochs, experiment.train.snapshots, experiment.train.tail)
 
 
 def borrow(job: ClientJob, data: ClientData, lender: ClientFiles, contract: Contract) -> ClientSummary | None:
@@ -49,7 +54,7 @@ def borrow(job: ClientJob, data: ClientData, lender: ClientFiles, contract: Cont
     files, trained = ClientFiles(job.folder), lender.read_summary()
     if files.summary.exists() or trained is None or trained.status != "trained":
         return None
-    epochs, snapshots = job.experiment.epochs, snapshot_epochs(job.experiment.epochs, job.experiment.train.snapshots)
+    epochs, snapshots = job.experiment.epochs, snapshots_of(job.experiment)
     if not all(path.exists() for path in (lender.upload, *map(lender.snapshot, snapshots))):
         return None
     with one_thread():

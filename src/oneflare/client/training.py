@@ -58,7 +58,7 @@ def _train(job: ClientJob, data: ClientData, files: ClientFiles, observer: Obser
         training.load_state_dict(state["training"])
         trace, seconds_before = state["trace"], state["seconds"]
     config = job.experiment.train
-    snapshots = set(snapshot_epochs(config.epochs, config.snapshots))
+    snapshots = set(snapshot_epochs(config.epochs, config.snapshots, config.tail))
     started = saved = time.monotonic()
     while training.epoch < config.epochs:
         row = training.run_epoch()

@@ -193,7 +193,7 @@ class Charter(Section):
             if key in self.experiment:
                 raise ConfigError(f"experiment.{key}: a charter does not decide it; remove the line")
         given = {"data": {"name": ARRAYS, "digest": self.id}, "partition": {"kind": "given", "clients": 1}}
-        terms = resolve(self.experiment, given, {"train": {"snapshots": 0}})
+        terms = resolve(self.experiment, given, {"train": {"snapshots": 0, "tail": None}})
         if terms.backbone is not None and terms.backbone["name"] == CUSTOM:
             raise ConfigError("experiment.backbone: members need a backbone by name; see `oneflare methods --parts`")
         if terms.encoder["name"] == CUSTOM:

@@ -61,6 +61,7 @@ EXPLAINED = {
     "experiment.train.clip": "Largest norm of a gradient.",
     "experiment.train.holdout": "Part of a member's images that is kept back to calibrate its network.",
     "experiment.train.snapshots": "For simulations only.",
+    "experiment.train.tail": "For simulations only.",
     "experiment.train.cohort": "For simulations only.",
     "experiment.train.device": "Where to compute; auto: a graphics processor if there is one.",
     "experiment.train.precision": "Arithmetic of the training; auto: bfloat16 where it is faster.",

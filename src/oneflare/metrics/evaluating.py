@@ -50,6 +50,8 @@ class Evaluation:
 
     made: TimedFusion
     scores: Scores
+    right: Tensor
+    """`(n,)` which test images the model classifies correctly"""
     retention: Retention | None
     """against the fusion it learned from; None where it learned from none"""
 
@@ -128,7 +130,9 @@ def score_all(made: Sequence[TimedFusion], uploads: UploadSet, test: Split) -> l
     """
     answers = logits_of_all({str(index): one.model for index, one in enumerate(made)}, test.images)
     return [
-        Evaluation(one, score(logits, test.labels), _retention(one, logits, uploads, test))
+        Evaluation(
+            one, score(logits, test.labels), logits.argmax(1) == test.labels, _retention(one, logits, uploads, test)
+        )
         for one, logits in zip(made, (answers[str(index)] for index in range(len(made))), strict=True)
     ]
 

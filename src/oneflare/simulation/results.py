@@ -19,6 +19,7 @@ from oneflare.core.records import parse_record, read_record, record_to_dict
 from oneflare.fusion import made_with, older_code, outdated
 from oneflare.fusion.analytic.sums import BLOCK_WEIGHTS
 from oneflare.metrics import Diagnostics, Retention, Scores
+from oneflare.simulation.steady import Steady
 
 REMEDY = "restore the file, or delete it and run the same command again, which makes it anew from the uploads"
 
@@ -52,6 +53,8 @@ class FusionResult(Scores):
     fuse_seconds: float
     history: tuple[Point, ...]
     """simulated fusions during training; the last point is the real one"""
+    steady: Steady | None = None
+    """the mean of the last checkpoints; None where `train.tail` asks for none"""
     options: dict[str, Any] | None = None
     """of the fusion; None in figures that do not name them"""
     code: FusionCode | None = None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oneflare._version import __version__
-from oneflare.client.files import ClientSummary, snapshot_epochs
+from oneflare.client.files import ClientSummary, tail_epochs
+from oneflare.client.lending import snapshots_of
 from oneflare.client.observer import Observer
 from oneflare.client.start import make_contract
 from oneflare.core.config import Experiment
@@ -38,6 +41,7 @@ from oneflare.simulation.results import (
     PartitionResult,
     RunResult,
 )
+from oneflare.simulation.steady import Steady
 from oneflare.simulation.training import train_clients, workers_for
 from oneflare.upload import Upload, read_upload
 
@@ -53,6 +57,16 @@ def _partition(experiment: Experiment, dataset: Dataset) -> Partition:
             f"clients={len(dataset.owners)}"
         )
     return partition_of("given", dataset.owners, labels, classes)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A fused model's answers to the test images."""
+
+    content: dict[str, Any]
+    """fields of `metrics.json`, `accuracy` among them"""
+    right: NDArray[np.bool_]
+    """`(images,)`"""
 
 
 class Simulation(Setup):
@@ -121,9 +135,9 @@ class Simulation(Setup):
         clients = [upload.client for upload in uploads]
         slow = [spec for spec in missing if build_fusion(spec).trains]
         quick = [spec for spec in missing if spec not in slow]
-        epochs = snapshot_epochs(self.experiment.epochs, self.experiment.train.snapshots) if quick else []
+        epochs = snapshots_of(self.experiment) if quick else []
         groups = [[spec] for spec in slow] + ([quick] if quick else [])
-        tasks: list[Callable[[Observer], dict[str, Any]]] = [
+        tasks: list[Callable[[Observer], dict[str, Seen]]] = [
             *(partial(self._evaluate, group, uploads) for group in groups),
             *(partial(_silent, partial(self._simulate, quick, clients, epoch)) for epoch in epochs),
         ]
@@ -134,22 +148,29 @@ class Simulation(Setup):
         simulated = list(zip(epochs, outcomes[len(groups) : len(groups) + len(epochs)], strict=True))
         for spec in missing:
             name = spec["name"]
-            for remark in (*final[name].get("suspects", ()), *final[name].get("left_out", ())):
+            content = final[name].content
+            for remark in (*content.get("suspects", ()), *content.get("left_out", ())):
                 observer.warn(f"{name}: {remark}")
-            history = [{"epoch": epoch, "accuracy": row[name]} for epoch, row in simulated if name in row]
-            history.append({"epoch": self.experiment.epochs, "accuracy": final[name]["accuracy"]})
+            seen = {epoch: row[name] for epoch, row in simulated if name in row}
+            seen[self.experiment.epochs] = final[name]
+            history = [{"epoch": epoch, "accuracy": one.content["accuracy"]} for epoch, one in seen.items()]
             path = self.files.metrics(name)
-            FusionResult.from_dict(final[name] | {"history": history}, str(path)).write(path)
+            steady = self._steady(seen)
+            replace(FusionResult.from_dict(content | {"history": history}, str(path)), steady=steady).write(path)
             self._workspace(name).discard()
+
+    def _steady(self, seen: Mapping[int, Seen]) -> Steady | None:
+        """seen: one fusion after some epochs, the last one among them"""
+        epochs, tail = self.experiment.epochs, self.experiment.train.tail
+        wanted = [*tail_epochs(epochs, tail), epochs]
+        return None if tail is None else Steady.over([seen[epoch].right for epoch in wanted if epoch in seen])
 
     def _workspace(self, name: str, observer: Observer | None = None) -> Workspace:
         """Where a fusion that trains keeps its checkpoint, and whom it tells."""
         checkpoint, seconds = self.files.fusion_checkpoint(name), self.experiment.train.checkpoint_seconds
         return Workspace(checkpoint, seconds, name, observer or Observer())
 
-    def _evaluate(
-        self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer
-    ) -> dict[str, dict[str, Any]]:
+    def _evaluate(self, specs: Sequence[Mapping[str, Any]], uploads: UploadSet, observer: Observer) -> dict[str, Seen]:
         """Models and figures by fusion, without members whose uploads turn out to be of no use."""
 
         def fuse(spec: Mapping[str, Any], kept: UploadSet) -> TimedFusion:
@@ -163,19 +184,19 @@ class Simulation(Setup):
             one.model.save(self.files.model(one.name), embed=False)
         reasons = [f"client {fault.client} is left out: {fault}" for fault in faults]
         left_out = {"left_out": reasons} if reasons else {}
-        return {one.name: one.to_dict() | left_out for one in found}
+        return {one.name: Seen(one.to_dict() | left_out, one.right.cpu().numpy()) for one in found}
 
-    def _diagnose(self, uploads: UploadSet) -> dict[str, Any]:
+    def _diagnose(self, uploads: UploadSet) -> dict[str, Seen]:
         """Figures of the members' networks, where they have trained any."""
         without_faulty(uploads, lambda kept: diagnose_into(self.files.diagnostics, kept, self.dataset))
         return {}
 
-    def _simulate(self, specs: Sequence[Mapping[str, Any]], clients: Sequence[int], epoch: int) -> dict[str, float]:
+    def _simulate(self, specs: Sequence[Mapping[str, Any]], clients: Sequence[int], epoch: int) -> dict[str, Seen]:
         """What fusion would have given had clients stopped here; nothing flows back to them."""
         paths = [self.files.client(client).snapshot(epoch) for client in clients]
         uploads = self._set_of(tuple(read_upload(path, self.contract) for path in paths))
         found, _ = without_faulty(uploads, lambda kept: evaluate(specs, kept, self.dataset.test))
-        return {one.name: one.scores.accuracy for one in found}
+        return {one.name: Seen({"accuracy": one.scores.accuracy}, one.right.cpu().numpy()) for one in found}
 
     def result(self, summaries: Sequence[ClientSummary], uploads: UploadSet) -> RunResult:
         """What `result.json` says, once all clients and fusions are there."""
@@ -238,6 +259,6 @@ def _own_peak_bytes(unit: int) -> int:
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _silent(work: Callable[[], dict[str, Any]], _observer: Observer) -> dict[str, Any]:
+def _silent(work: Callable[[], dict[str, Seen]], _observer: Observer) -> dict[str, Seen]:
     """A task that has nothing to tell on its way."""
     return work()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oneflare.client.lending import networks_digest
+from oneflare.client.lending import networks_digest, snapshots_of
 from oneflare.core.config import Experiment
 from oneflare.core.layers import Layer, merge
 from oneflare.errors import ConfigError
@@ -101,13 +101,20 @@ class StudyPlan:
         """What the scale means in these cells, and where the study and the command line depart from it."""
         numbers = sorted({cell.experiment.epochs for cell in self.cells.values()} - {0})
         span = " to ".join(f"{number}" for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "no"
-        text = self.scale.summary.format(epochs=f"{span} epoch{'' if span == '1' else 's'}")
+        text = self.scale.summary.format(epochs=f"{span} epoch{'' if span == '1' else 's'}") + self._accuracies
         own = merge(*(grid.settings for grid in self.declaration.grids(self.scale.name)))
         departures = {"in this study": own, "changed for these runs": self.overrides}
         for what, settings in departures.items():
             if settings:
                 text += f"; {what}: " + ", ".join(f"{key}={value}" for key, value in dotted(settings))
         return text
+
+    @property
+    def _accuracies(self) -> str:
+        """Over which checkpoints accuracies are taken, where not at the end alone."""
+        tails = {cell.experiment.train.tail for cell in self.cells.values() if cell.experiment.trains}
+        longest = max((tail for tail in tails if tail is not None), default=0)
+        return f"; accuracies are means over the ends of the last {longest + 1} epochs" if longest else ""
 
     def cell(self, place: Place, arm: str, seed: int) -> Cell:
         return self.cells[place.id, arm, seed]
@@ -196,7 +203,7 @@ def families(cells: Iterable[Cell]) -> list[list[Cell]]:
     for cell in cells:
         key = networks_digest(cell.experiment) if cell.experiment.trains else cell.name
         found.setdefault(key, []).append(cell)
-    return [sorted(family, key=lambda cell: -cell.experiment.train.snapshots) for family in found.values()]
+    return [sorted(family, key=lambda cell: -len(snapshots_of(cell.experiment))) for family in found.values()]
 
 
 def _joined(first: Cell, second: Cell) -> Cell:

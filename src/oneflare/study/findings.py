@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oneflare.errors import RunError
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import FusionResult
 from oneflare.simulation.stages import Result, read_result
+from oneflare.simulation.steady import Steady
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import Cell, Place, StudyPlan
 from oneflare.study.verdicts import Difference, difference
@@ -28,6 +30,8 @@ class Finished:
     cell: Cell
     result: Result
     fusion: str
+    last_alone: bool = False
+    """whether the last checkpoint counts alone, also where others are there"""
 
     @property
     def metrics(self) -> FusionResult:
@@ -35,7 +39,17 @@ class Finished:
 
     @property
     def accuracy(self) -> float:
-        return self.metrics.accuracy
+        """The mean of the last checkpoints where the scale asks for them, else that of the end."""
+        return self.metrics.accuracy if self._steady is None else self._steady.accuracy
+
+    @property
+    def checkpoints(self) -> int:
+        """of which `accuracy` is the mean"""
+        return 1 if self._steady is None else self._steady.checkpoints
+
+    @property
+    def _steady(self) -> Steady | None:
+        return None if self.last_alone else self.metrics.steady
 
     @property
     def peak(self) -> float:
@@ -50,8 +64,10 @@ class Finished:
         files = RunFiles(self.result.folder)
         return [(client, files.client(client).read_trace()) for client in self.result.content.fused_clients]
 
-    def answers(self) -> Any:
-        return read_answers(self.result.folder, self.fusion)
+    def right(self) -> NDArray[Any] | None:
+        """`(images,)` whose mean is `accuracy`: which test images are classified correctly, or at what part of the
+        checkpoints; None where answers are not kept."""
+        return read_answers(self.result.folder, self.fusion) if self._steady is None else self._steady.shares()
 
     @property
     def aligned(self) -> bool:
@@ -90,19 +106,33 @@ class Findings:
         return found
 
     def paired(self, place: Place, row: str, than: str, first: int | None = None) -> list[tuple[Finished, Finished]]:
+        """By seed. Where one of a pair has its last checkpoint alone, the other's counts alone as well."""
         others = {other.seed: other for other in self.at(place, than, first)}
-        return [(one, others[one.seed]) for one in self.at(place, row, first) if one.seed in others]
+        pairs = [(one, others[one.seed]) for one in self.at(place, row, first) if one.seed in others]
+        return [
+            pair
+            if pair[0].checkpoints == pair[1].checkpoints
+            else (replace(pair[0], last_alone=True), replace(pair[1], last_alone=True))
+            for pair in pairs
+        ]
 
     def difference(self, place: Place, row: str, than: str, first: int | None = None) -> Difference | None:
         """Of accuracies, as parts of 1."""
         pairs = self.paired(place, row, than, first)
         if not pairs:
             return None
-        answers = [(one.answers(), other.answers()) for one, other in pairs]
-        kept = None
-        if all(a is not None and b is not None and len(a) == len(b) for a, b in answers):
-            kept = np.stack([a.astype(np.float32) - b.astype(np.float32) for a, b in answers])
+        answers = [_gaps(one, other) for one, other in pairs]
+        gaps = [gap for gap in answers if gap is not None]
+        kept = np.stack(gaps) if len(gaps) == len(pairs) and len({len(gap) for gap in gaps}) == 1 else None
         return difference([one.accuracy - other.accuracy for one, other in pairs], kept)
+
+
+def _gaps(one: Finished, other: Finished) -> NDArray[np.float32] | None:
+    """`(images,)` whose mean is the difference of their accuracies; None where answers are not kept."""
+    ours, theirs = one.right(), other.right()
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return None
+    return ours.astype(np.float32) - theirs.astype(np.float32)
 
 
 def rounded(value: Any) -> Any:

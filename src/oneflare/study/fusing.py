@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -321,11 +321,12 @@ def _evaluate(
     for one, evaluation in zip(measured, scored, strict=True):
         path = files.metrics(evaluation.name)
         before = FusionResult.read(path) if path.exists() else None
-        history = before.history[:-1] if before is not None and before.made_with(one.made.spec) else ()
+        kept = before if before is not None and before.made_with(one.made.spec) else None
+        history, steady = ((), None) if kept is None else (kept.history[:-1], kept.steady)
         last = {"epoch": federation.experiment.epochs, "accuracy": evaluation.scores.accuracy}
         points = [*map(record_to_dict, history), last]
         content = evaluation.to_dict() | one.cost | {"history": points}
-        found[evaluation.name] = FusionResult.from_dict(content, str(path))
+        found[evaluation.name] = replace(FusionResult.from_dict(content, str(path)), steady=steady)
         found[evaluation.name].write(path)
     return found
 

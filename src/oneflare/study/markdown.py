@@ -52,8 +52,7 @@ def to_markdown(content: StudyResult) -> str:
         "",
         f"Scale `{content.scale}`: {content.scale_summary}. {seeds} seed{'s' if seeds > 1 else ''} on shared "
         f"partitions; {content.provenance.train_seconds:.0f} s of training over all clients. Test accuracy in "
-        f"per cent, {spread}, at the end of training; in brackets the 95 % bootstrap interval of the paired "
-        f"difference.",
+        f"per cent, {spread}; in brackets the 95 % bootstrap interval of the paired difference.",
     ]
     if not content.complete:
         lines += ["", "**Not complete**: some cells have not been run."]

@@ -70,7 +70,7 @@ SCALES = {
             {
                 "data": {"train_size": 10000, "image_size": 16},
                 "encoder": {"name": "resnet8", "width": 16},
-                "train": {"epochs": 25, "snapshots": 0},
+                "train": {"epochs": 25, "snapshots": 0, "tail": 4},
                 "upload": {"evidence": ["density", "moments", "class_means"]},
             },
             looks=(5, 10, 20),

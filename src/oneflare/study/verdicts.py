@@ -103,7 +103,7 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interval | Non
     return _percentiles(np.asarray(values)[draws].mean(1))
 
 
-def crossed_interval(answers: NDArray[np.float64], seed: int = 0) -> Interval | None:
+def crossed_interval(answers: NDArray[np.floating[Any]], seed: int = 0) -> Interval | None:
     """Percentile interval of the mean of `(seeds, images)`, seeds and images drawn again independently."""
     seeds, images = answers.shape
     if seeds < 2:
@@ -123,7 +123,7 @@ def _percentiles(means: NDArray[np.float64]) -> Interval:
     return float(low), float(high)
 
 
-def difference(values: Sequence[float], answers: NDArray[np.float64] | None = None) -> Difference:
+def difference(values: Sequence[float], answers: NDArray[np.floating[Any]] | None = None) -> Difference:
     """values: one per seed; answers: `(seeds, images)` with the values as means, where they are kept."""
     if answers is None:
         return Difference(tuple(values), bootstrap_interval(values))
