@@ -195,9 +195,7 @@ class TrainConfig(Section):
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     holdout: float = Field(0.0, ge=0, lt=1, description="part of a client's images kept back to calibrate its model")
     snapshots: int = Field(4, ge=0, le=1_000_000, description="moments before the end at which fusion is simulated")
-    tail: int | None = Field(
-        None, ge=1, description="fusion is also simulated after each of so many epochs before the last; default: none"
-    )
+    tail: int | None = Field(None, ge=1, description="fusion is also simulated after so many epochs before the last")
     cohort: int | None = Field(None, ge=1, description="most clients trained as one batch of models; default: a rule")
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -347,12 +345,10 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _snapshots_fit(self) -> Experiment:
-        if self.train.tail is not None and not self.trains:
-            object.__setattr__(self, "train", self.train.model_copy(update={"tail": None}))
-        if self.train.snapshots >= self.train.epochs > 1:
-            object.__setattr__(self, "train", self.train.model_copy(update={"snapshots": self.train.epochs - 1}))
-        elif self.train.epochs == 1:
-            object.__setattr__(self, "train", self.train.model_copy(update={"snapshots": 0}))
+        train = self.train
+        fitting = {"snapshots": min(train.snapshots, train.epochs - 1), "tail": train.tail if self.trains else None}
+        if fitting != {"snapshots": train.snapshots, "tail": train.tail}:
+            object.__setattr__(self, "train", train.model_copy(update=fitting))
         return self
 
     @property
