@@ -1,8 +1,8 @@
 """The mean of the last checkpoints of a training, beside the last one alone.
 
-With a constant learning rate the accuracy of a fused model moves by a point or two from one epoch to the next, more
-than most differences between methods. The mean over the ends of the last epochs (`train.tail`) moves far less, and can
-be compared with fewer seeds. The model that a run saves is always that of the last epoch.
+With a constant learning rate the accuracy of a fused model moves by one to three points from one epoch to the next. The
+mean over the ends of the last epochs (`train.tail`) moves less, and can be compared with fewer seeds. The model that a
+run saves is always that of the last epoch.
 """
 
 from __future__ import annotations
