@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -10,17 +11,17 @@ import torch
 from oneflare.errors import ConfigError
 from oneflare.fusion import UploadSet, build_fusion
 from oneflare.fusion.densities import BOUND, expected_ratios, member_densities
-from oneflare.fusion.spreads import spreads_of
+from oneflare.fusion.spreads import claimed_spreads, compared, spreads_of
 from oneflare.fusion.trust.probes import probe_features
-from oneflare.fusion.trust.ratios import KNOWN, false_densities, fit, knows_nothing
+from oneflare.fusion.trust.ratios import FAR, KNOWN, false_densities, fit, knows_nothing
 from oneflare.methods.resolve import resolve
 from oneflare.models.rules.density import FREEDOM, StudentDensities
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
 from oneflare.simulation.stages import run_experiment
 from oneflare.study.lies import LIES, rewritten
-from oneflare.upload import EVIDENCE, read_upload
-from oneflare.upload.evidence import BACKGROUND, DENSITY, WITHIN
+from oneflare.upload import COUNTS, EVIDENCE, read_upload
+from oneflare.upload.evidence import BACKGROUND, BACKGROUND_MEAN, DENSITY, DENSITY_MEANS, WITHIN
 
 LOUD = ("far_background", "wide_background", "wide_classes")
 
@@ -135,6 +136,66 @@ def test_moderate_lies_about_spreads_cost_little_where_these_are_bounded(federat
     free, bounded = ([honest - accuracy(lie, cap) for lie in lies] for cap in (None, 2.0))
     assert max(free) > 1  # in points; training rounds differently on other processors
     assert max(bounded) < 0.5
+
+
+def test_a_wide_background_is_not_held_against_a_member_of_one_class():
+    """Its network answers everything almost as it answers the class, so their distance says nothing."""
+    claims = torch.tensor([[1.0, 1.0], [1.2, 0.9], [300.0, 1.0], [0.8, 1.1]], dtype=torch.float64)
+    images = [100, 200, 150, 90]
+    assert compared(claims, images, [3, 2, 2, 4]).background[2] == 300
+    told = compared(claims, images, [3, 2, 1, 4])
+    assert told.background.tolist() == [1.0, 1.2, 1.0, 0.8]
+    assert told.within.tolist() == claims[:, 1].tolist()
+    assert all(torch.equal(factor, torch.ones(4, dtype=torch.float64)) for factor in told.bounded(2.0))
+    claims[2] = torch.tensor([0.01, 50.0])
+    told = compared(claims, images, [3, 2, 1, 4])
+    assert float(told.background[2]) < 0.05
+    assert float(told.within[2]) > 20
+
+
+def test_a_member_of_one_class_with_a_background_around_it_is_kept(federation, tmp_path):
+    """Its class mean is said to be where its background is: so is that of a network which knows one class."""
+    honest = federation.uploads[1]
+    largest = int(honest.counts.argmax())
+
+    def one_class(tensors):
+        tensors[COUNTS].mul_(torch.arange(len(tensors[COUNTS])) == largest)
+        means, middle = tensors[EVIDENCE + DENSITY_MEANS], tensors[EVIDENCE + BACKGROUND_MEAN]
+        near = middle + 0.01 * (means[largest] - middle)
+        means.zero_()
+        means[largest] = near
+
+    sent = read_upload(rewritten(honest, tmp_path / "one.safetensors", one_class), federation.contract)
+    uploads = dataclasses.replace(
+        federation, uploads=tuple(sent if upload is honest else upload for upload in federation.uploads)
+    )
+    claims = torch.stack([claimed_spreads(upload.evidence(DENSITY), upload.counts) for upload in uploads])
+    assert float(claims[1, 0] / claims[:, 0].median()) > FAR
+    assert false_densities(uploads, probe_features(uploads).own) == {}
+
+
+def test_means_of_a_few_images_may_disagree_with_prototypes_that_were_hardly_trained(federation):
+    densities, features = member_densities(federation), probe_features(federation).own
+    held = densities.held[0].nonzero().flatten().tolist()
+
+    def exchanged(first: int, second: int):
+        means = densities.means.clone()
+        means[0, [first, second]] = means[0, [second, first]]
+        return dataclasses.replace(densities, means=means)
+
+    def agreement(pair: tuple[int, int]) -> float:
+        value = fit(exchanged(*pair).means[0, held], federation.uploads[0].prototypes[held])
+        return 1.0 if value is None else value
+
+    pair = min(itertools.combinations(held, 2), key=agreement)
+    assert list(false_densities(federation, features, exchanged(*pair))) == [federation.uploads[0].client]
+    counts = federation.uploads[0].counts.clone()
+    counts[list(pair)] = 5
+    few = dataclasses.replace(federation.uploads[0], counts=counts)
+    uploads = dataclasses.replace(federation, uploads=(few, *federation.uploads[1:]))
+    assert false_densities(uploads, features, exchanged(*pair)) == {}
+    counts[held] = 5  # nothing is known well: all classes are judged alike
+    assert list(false_densities(uploads, features, exchanged(*pair))) == [federation.uploads[0].client]
 
 
 def test_a_bound_below_one_is_refused():

@@ -2,7 +2,9 @@
 
 A member states the covariances of its classes and of its background itself. Both have a natural scale: the background
 spreads about as far as the class means are from it, and images of one class spread less than the background. How much
-less depends on the network, so a member is compared with the median member.
+less depends on the network, so a member is compared with the median member. A network that was shown a single class
+answers everything almost as it answers that class, so how near its background lies to the class mean says nothing:
+only that its background is too narrow can be held against such a member.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ class Spreads:
         return background, within.clamp(1 / cap, cap) / within
 
 
-def compared(claims: Tensor, images: Sequence[int]) -> Spreads:
+def compared(claims: Tensor, images: Sequence[int], classes: Sequence[int]) -> Spreads:
     """What members claim of their spreads beside the median member's.
 
-    claims: `(N, 2)` as `claimed_spreads` has them; images: that each member says it has
+    claims: `(N, 2)` as `claimed_spreads` has them; images, classes: how many each member says it has
     """
     found = claims.clamp(min=1e-30)
     judged = torch.tensor([number >= LEAST_IMAGES for number in images])
@@ -49,13 +51,15 @@ def compared(claims: Tensor, images: Sequence[int]) -> Spreads:
         judged = torch.zeros_like(judged)
     usual = found[judged].median(0).values if bool(judged.any()) else torch.ones(2, dtype=torch.float64)
     background, within = torch.where(judged[:, None], found / usual, 1.0).T
-    return Spreads(background, within)
+    single = torch.tensor([number < 2 for number in classes])
+    return Spreads(torch.where(single, background.clamp(max=1.0), background), within)
 
 
 def spreads_of(uploads: UploadSet) -> Spreads:
     """Of all members, read from their uploads."""
     claims = [claimed_spreads(upload.evidence(DENSITY), upload.counts) for upload in uploads]
-    return compared(torch.stack(claims), [upload.samples for upload in uploads])
+    classes = (uploads.counts > 0).sum(1).tolist()
+    return compared(torch.stack(claims), [upload.samples for upload in uploads], classes)
 
 
 def claimed_spreads(part: Mapping[str, Tensor], counts: Tensor | None) -> Tensor:

@@ -34,6 +34,7 @@ class DensityRatioFusion(Fusion):
     """
 
     needs = frozenset({"weights", "prototypes", "counts", "density"})
+    revision = 1
 
     def __init__(
         self,

@@ -8,6 +8,8 @@ images.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,6 +25,11 @@ KNOWN = 1.25
 of few classes, whose networks take most blobs for one of them, were seen at 0.8, and lies that do harm from 1.6 on"""
 FIT = 2 / 3
 """least agreement of a member's class means with its own prototypes, as a part of the median member's"""
+LOOSE_FIT = 0.4
+"""the same for a member that agrees well enough on the classes that it knows well: honest members that have a few
+images of several other classes were seen at 0.6"""
+ENOUGH = 10
+"""images of a class that is known well: the mean of fewer says little, and its prototype is hardly trained"""
 FAR = 20.0
 """how many times the median member's a member's spread may be, and the reverse (`oneflare.fusion.spreads`): of honest
 members with 20 images or more it was between 1/7 and 7.4. Whoever says more denies its classes wherever others see
@@ -81,7 +88,8 @@ def _too_sure(densities: MemberDensities, features: Tensor) -> dict[int, str]:
 
 
 def _implausible(uploads: UploadSet, densities: MemberDensities) -> dict[int, str]:
-    spreads = compared(densities.spreads, [upload.samples for upload in uploads])
+    images = [upload.samples for upload in uploads]
+    spreads = compared(densities.spreads, images, densities.held.sum(1).tolist())
     what = {"its images of one class are": spreads.within, "its background pictures are": spreads.background}
     return {
         row: f"{words} said to differ {float(parts[row]):.2g} times as much as usual"
@@ -92,17 +100,31 @@ def _implausible(uploads: UploadSet, densities: MemberDensities) -> dict[int, st
 
 
 def _contradicting(uploads: UploadSet, densities: MemberDensities) -> dict[int, str]:
-    fits = [
-        fit(projected_means(densities.means[row, held], upload, uploads), upload.prototypes[held])
-        for row, (upload, held) in enumerate(zip(uploads, densities.held, strict=True))
-        if upload.prototypes is not None
-    ]
-    judged = [value for value in fits if value is not None]
-    median = float(torch.tensor(judged).median()) if len(judged) >= LEAST_MEMBERS else 0.0
+    """Judged over all classes that a member has, and more loosely if it agrees on those that it knows well."""
+    well = densities.held & (uploads.counts >= ENOUGH)
+    fits = _fits(uploads, densities, densities.held)
+    of_known = _fits(uploads, densities, torch.where((well.sum(1) >= 2)[:, None], well, densities.held))
+    median = _median(fits)
     if median < LEAST_FIT:
         return {}
+    agreeing = {row for row, value in of_known.items() if value >= FIT * _median(of_known)}
     return {
         row: f"its class means agree with its own prototypes by {value:.2f} where {median:.2f} is usual"
-        for row, value in enumerate(fits)
-        if value is not None and not value >= FIT * median
+        for row, value in fits.items()
+        if not value >= (LOOSE_FIT if row in agreeing else FIT) * median
     }
+
+
+def _fits(uploads: UploadSet, densities: MemberDensities, over: Tensor) -> dict[int, float]:
+    """`fit` of every member over some of its classes, `(N, C)`, where there are two."""
+    found = {
+        row: fit(projected_means(densities.means[row, chosen], upload, uploads), upload.prototypes[chosen])
+        for row, (upload, chosen) in enumerate(zip(uploads, over, strict=True))
+        if upload.prototypes is not None
+    }
+    return {row: value for row, value in found.items() if value is not None}
+
+
+def _median(fits: Mapping[int, float]) -> float:
+    """0 where there are too few members to have a usual value"""
+    return float(torch.tensor(list(fits.values())).median()) if len(fits) >= LEAST_MEMBERS else 0.0

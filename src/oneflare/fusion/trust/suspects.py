@@ -270,6 +270,8 @@ class RobustPrototypes(Fusion):
     counts were withheld, prototypes are averaged plainly.
     """
 
+    revision = 1
+
     def __init__(self, *, count_cap: float = COUNT_CAP, class_share: float = 1.0, seed: int = 0) -> None:
         """count_cap: images that a member may claim, times the median member's; class_share: largest part of a class's
         prototype that one member may have where several hold the class; seed: of the probes"""
