@@ -7,6 +7,7 @@ import torch
 
 from oneflare.client.observer import Observer
 from oneflare.client.sending import check_limit
+from oneflare.client.start import statistics_plan
 from oneflare.core.config import DataConfig
 from oneflare.data import load
 from oneflare.errors import ConfigError, TrainingError
@@ -15,6 +16,7 @@ from oneflare.methods.resolve import resolve
 from oneflare.nn import build_feature_map, feature_map_spec
 from oneflare.simulation.files import RunFiles
 from oneflare.simulation.simulation import Simulation
+from oneflare.upload.contract import statistics_bytes
 
 DIGITS = load(DataConfig())
 SMALL = {"method": "analytic", "data": {"train_size": 400, "test_size": 100}}
@@ -122,6 +124,19 @@ def test_private_and_fixed_point_sums_take_a_map_of_several_scales(tmp_path, upl
 def test_a_budget_alone_chooses_the_map():
     assert resolve(SMALL, {"analytic": {"budget": "30s"}}).analytic["name"] == "paired"
     assert resolve(SMALL).analytic["name"] == "random_conv"
+
+
+def test_a_budget_bounds_the_upload_too():
+    """A minute would do for a map of these small images with which every member sends more than 200 MB."""
+
+    def bytes_of(**upload) -> int:
+        experiment = resolve(SMALL, {"method": "analytic", "analytic": {"budget": "60s"}, "upload": upload})
+        plan = statistics_plan(experiment, DIGITS.image, 10, mirror=False)
+        return statistics_bytes(build_feature_map(plan.feature_map, 1, 8).dim, 10, "float32", None)
+
+    assert 95e6 < bytes_of() <= 100e6
+    assert 190e6 < bytes_of(limit="200MB") <= 200e6
+    assert bytes_of(limit="1MB") <= 1e6
 
 
 @pytest.mark.parametrize(

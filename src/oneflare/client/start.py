@@ -26,6 +26,10 @@ from oneflare.upload.contract import statistics_bytes, statistics_room
 from oneflare.upload.masking.fixed_point import FixedPoint
 from oneflare.upload.statistics import COMPONENTS, DEFAULT_PARTS, Plan, limits_of
 
+LIMIT_OF_BUDGET = 100_000_000
+"""bytes of an upload where a time is given and no size: small images take so little time that the largest map, which a
+minute allows for them, would need hundreds of megabytes from every member"""
+
 
 def make_contract(
     terms: Experiment, image: ImageSpec, classes: tuple[str, ...], *, mirror: bool, federation: str
@@ -83,8 +87,9 @@ def statistics_plan(experiment: Experiment, image: ImageSpec, classes: int, *, m
         privacy = Privacy(upload.statistics_epsilon, upload.statistics_delta, upload.statistics_clip)
     parts = DEFAULT_PARTS if upload.statistics is None else upload.statistics
     components = COMPONENTS if upload.statistics_components is None else upload.statistics_components
-    if upload.limit is not None:
-        room, dtype, blocks = statistics_room(upload.limit, classes), upload.statistics_dtype, spec.get("blocks")
+    limit = LIMIT_OF_BUDGET if upload.limit is None and spec.get("budget") is not None else upload.limit
+    if limit is not None:
+        room, dtype, blocks = statistics_room(limit, classes), upload.statistics_dtype, spec.get("blocks")
         spec = fitted(
             spec, image.channels, image.size, lambda dim: statistics_bytes(dim, classes, dtype, blocks) <= room
         )

@@ -51,7 +51,8 @@ class Scales(Options):
     filters: int | None = None
     """of all scales together; by default as many as budget and upload.limit allow, or 230 where neither is given"""
     budget: Seconds | None = None
-    """time of one core for 10,000 images, by a fixed table: the same map for all members, whatever their machines"""
+    """time of one core for 10,000 images, by a fixed table: the same map for all members, whatever their machines; with
+    no upload.limit beside it, uploads have at most 100 MB"""
     scales: int = 2
     """each sees the image at half the size of the one before; small images have fewer"""
     kept: int = 5

@@ -84,7 +84,8 @@ class Size(Options):
     features: int | None = None
     """beside those of colours; by default as many as budget and upload.limit allow, or 1,150 where neither is given"""
     budget: Seconds | None = None
-    """time of one core for 10,000 images, by a fixed table: the same map for all members, whatever their machines"""
+    """time of one core for 10,000 images, by a fixed table: the same map for all members, whatever their machines; with
+    no upload.limit beside it, uploads have at most 100 MB"""
     kept: int = 5
     """of the ten outputs of a filter (two signs, five cells), drawn anew for each filter"""
     patches: Literal["small", "large", "both"] | None = None
