@@ -30,7 +30,7 @@ from oneflare.study.markdown import to_markdown
 from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
-from oneflare.study.summary import judged_claims, summary_page, tally
+from oneflare.study.summary import judged_claims, summary_page, tally, waiting_claims
 from shared import Forked, forked, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -409,6 +409,36 @@ def test_the_headline_takes_the_largest_scale(tiny, tmp_path, monkeypatch):
     assert "results/table1/decisive.md" in text
     assert "Of 3 claims" in text
     assert with_headline(f"a\n{START}\nold\n{END}\nb", tmp_path) == f"a\n{START}\n\n{text}\n\n{END}\nb"
+
+
+def test_claims_whose_runs_are_missing_are_not_called_undecided(tiny, tmp_path):
+    """They wait, by name; a study with some of its arms judges what these decide."""
+    folder, plan = tiny
+    content = collect(plan, folder / "runs")
+    assert content.complete
+    first, second, *rest = content.claims
+    some = tuple(replace(test, values=test.values[:-1]) for test in second.tests)
+    unfinished = replace(second, id="C99", verdict="undecided", p_value=None, tests=some)
+    gap = replace(content.cells[-1], missing=(2,))
+    partial = replace(
+        content,
+        study="c4",
+        scale="decisive",
+        complete=False,
+        claims=(replace(first, id="C4"), unfinished, *rest),
+        cells=(*content.cells[:-1], gap),
+    )
+    assert [partial.measured(claim) for claim in partial.claims[:2]] == [True, False]
+    write_results(partial, tmp_path)
+    text = (tmp_path / "c4/decisive.md").read_text()
+    assert f"not all seeds were run for {partial.rows[-1].label}." in text
+    assert "**C99: not measured yet.**" in text
+    found = judged_claims(tmp_path)
+    assert "C99" not in {judged.name for judged in found}
+    waiting = waiting_claims(found)
+    assert "C4" not in waiting
+    assert {"C5", "servers: servers-density"} <= set(waiting)
+    assert "Not measured yet, because some of their runs have not been made: " in summary_page(found)
 
 
 def test_the_summary_corrects_for_the_number_of_claims(tiny, tmp_path):

@@ -290,7 +290,8 @@ def study_results(content: StudyResult) -> None:
             table.add_row(row.short_label, row.fusion, percent(cell), points(cell.difference))
         console.print(table)
     for claim in content.claims:
-        console.print(f"{claim.verdict:13}  {claim.id}: {claim.text}", markup=False)
+        verdict = claim.verdict if content.measured(claim) else "not measured"
+        console.print(f"{verdict:13}  {claim.id}: {claim.text}", markup=False)
 
 
 def bench(machine: dict[str, Any], targets: Iterable[BenchTarget]) -> None:

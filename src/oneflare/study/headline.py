@@ -14,7 +14,7 @@ from oneflare.study.cells import CELLS
 from oneflare.study.declare import declared, find_declaration
 from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
 from oneflare.study.records import StudyResult
-from oneflare.study.summary import SCALES, best_results, judged_claims, summary_page, tally
+from oneflare.study.summary import SCALES, best_results, judged_claims, summary_page, tally, waiting_claims
 from oneflare.study.verdicts import Spread
 
 START = "<!-- figures: written by `make headline` from results/, not by hand -->"
@@ -79,8 +79,10 @@ def same_uploads(results: Path) -> str | None:
 def _claims_so_far(results: Path) -> str | None:
     claims = judged_claims(results)
     shown = "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
-    found = f"Of {shown} put to the test so far: {tally(claims)} ([each with its figures](results/{CLAIMS}))."
-    return found if claims else None
+    waiting = len(waiting_claims(claims))
+    rest = f"; {waiting} more wait for their runs" if waiting else ""
+    found = f"Of {shown} of the research log and of ours put to the test so far: {tally(claims)}{rest}"
+    return f"{found} ([each with its figures](results/{CLAIMS}))." if claims else None
 
 
 def _accuracies(results: Path, place: str, method: str, fusion: str) -> tuple[float, ...]:
@@ -113,7 +115,7 @@ def _mean_and_deviation(spread: Spread) -> str:
 def headline(results: Path) -> str:
     """The methods that a user would choose between, and one sentence on the claims."""
     content = best_results(results, MAIN)
-    if content is None:
+    if content is None or not content.complete:
         return same_uploads(results) or MEASURED_AGAIN
     wanted = find_declaration(MAIN).headline
     rows = [row for row in content.rows if not wanted or row.id in wanted]
@@ -130,14 +132,8 @@ def headline(results: Path) -> str:
             words=2,
         ),
     ]
-    claims = judged_claims(results)
-    if claims:
-        lines += [
-            "",
-            f"Of {len(claims)} claims of the research log and of ours, put to the test: {tally(claims)} "
-            f"([each with its figures](results/{CLAIMS})).",
-        ]
-    return "\n".join(lines)
+    claims = _claims_so_far(results)
+    return "\n".join(lines if claims is None else [*lines, "", claims])
 
 
 def with_headline(text: str, results: Path) -> str:

@@ -55,7 +55,7 @@ def to_markdown(content: StudyResult) -> str:
         f"per cent, {spread}; in brackets the 95 % bootstrap interval of the paired difference.",
     ]
     if not content.complete:
-        lines += ["", "**Not complete**: some cells have not been run."]
+        lines += ["", f"**Not complete**: {_missing(content)}."]
     lines += _verdicts(content)
     for place in content.places:
         lines += ["", f"## {place_name(place)}", ""]
@@ -92,12 +92,20 @@ def _place(content: StudyResult, cells: Sequence[CellResult], baseline: str) -> 
     return table(columns, rows, words=2)
 
 
+def _missing(content: StudyResult) -> str:
+    """Which methods have not been run with all seeds of the first look."""
+    labels = {row.id: row.label for row in content.rows}
+    found = dict.fromkeys(labels[cell.row] for cell in content.cells if cell.missing)
+    return f"not all seeds were run for {', '.join(found)}"
+
+
 def _verdicts(content: StudyResult) -> list[str]:
     if not content.claims:
         return []
     lines = ["", "## Claims"]
     for claim in content.claims:
-        lines += ["", f"**{claim.id}: {claim.verdict}.** {claim.text}."]
+        verdict = claim.verdict if content.measured(claim) else "not measured yet"
+        lines += ["", f"**{claim.id}: {verdict}.** {claim.text}."]
         if claim.log:
             lines += [f"The log: {claim.log}."]
         lines += [""]

@@ -306,6 +306,10 @@ class StudyResult:
     def write(self, path: Path) -> None:
         write_json(path, self.to_dict())
 
+    def measured(self, claim: ClaimResult) -> bool:
+        """Whether a claim was put to the test: it has a verdict, or all seeds of the first look for all its tests."""
+        return claim.verdict != "undecided" or all(len(test.values) >= self.looks[0] for test in claim.tests)
+
     def cell(self, place: str, row: str) -> CellResult:
         """By the ids of its place and row."""
         return next(cell for cell in self.cells if (cell.place, cell.row) == (place, row))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oneflare.study.declare import declared
+from oneflare.study.declare import declared, find_declaration
 from oneflare.study.markdown import MISSING, table
 from oneflare.study.records import ClaimResult, StatementResult, StudyResult
 from oneflare.study.verdicts import ERROR, Verdict, discoveries
@@ -33,8 +33,7 @@ class JudgedClaim:
 
     @property
     def name(self) -> str:
-        claim = self.claim.id
-        return claim if claim.startswith(("C", "ours")) else f"{self.study.study}: {claim}"
+        return claim_name(self.study.study, self.claim.id)
 
     @property
     def verdict(self) -> Verdict:
@@ -51,6 +50,11 @@ class JudgedClaim:
         return f"{self.study.study}/{self.study.scale}.md"
 
 
+def claim_name(study: str, claim: str) -> str:
+    """The claim's own name where it is known by it."""
+    return claim if claim.startswith(("C", "ours")) else f"{study}: {claim}"
+
+
 def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> StudyResult | None:
     """At the largest scale that was run."""
     for scale in scales:
@@ -61,11 +65,18 @@ def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> S
 
 
 def judged_claims(results: Path, scales: Sequence[str] = JUDGING) -> list[JudgedClaim]:
-    """Every claim that was tested at one of the scales, in the order of the studies."""
-    contents = [best_results(results, study, scales) for study in declared()]
-    asked = [(content, claim) for content in contents if content is not None for claim in content.claims]
+    """Every claim that was put to the test at one of the scales, in the order of the studies."""
+    contents = [content for study in declared() if (content := best_results(results, study, scales)) is not None]
+    asked = [(content, claim) for content in contents for claim in content.claims if content.measured(claim)]
     standing = discoveries([claim.p_value for _, claim in asked]) if asked else []
     return [JudgedClaim(content, claim, stands) for (content, claim), stands in zip(asked, standing, strict=True)]
+
+
+def waiting_claims(claims: Sequence[JudgedClaim]) -> list[str]:
+    """The declared claims that are not among these: some of the runs they need have not been made."""
+    names = [claim_name(study, claim.id) for study in declared() for claim in find_declaration(study).claims]
+    known = {claim.name for claim in claims}
+    return [name for name in names if name not in known]
 
 
 def tally(claims: Sequence[JudgedClaim]) -> str:
@@ -98,8 +109,15 @@ def summary_page(claims: Sequence[JudgedClaim]) -> str:
             "",
             *table(columns, rows, words=6),
             "",
+            *_waiting(waiting_claims(claims)),
         ]
     )
+
+
+def _waiting(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [f"Not measured yet, because some of their runs have not been made: {', '.join(names)}.", ""]
 
 
 def figure_words(test: StatementResult) -> str:
