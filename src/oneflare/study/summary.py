@@ -74,8 +74,9 @@ def judged_claims(results: Path, scales: Sequence[str] = JUDGING) -> list[Judged
 
 def waiting_claims(claims: Sequence[JudgedClaim]) -> list[str]:
     """The declared claims that are not among these: some of the runs they need have not been made."""
-    names = [claim_name(study, claim.id) for study in declared() for claim in find_declaration(study).claims]
     known = {claim.name for claim in claims}
+    judging = [found for found in map(find_declaration, declared()) if any(found.grids(scale) for scale in JUDGING)]
+    names = [claim_name(found.name, claim.id) for found in judging for claim in found.claims]
     return [name for name in names if name not in known]
 
 
