@@ -17,6 +17,7 @@ from oneflare.cli import study_progress
 from oneflare.cli.main import app
 from oneflare.client.observer import Observer, Outcome
 from oneflare.core.files import exclusive, read_json
+from oneflare.fusion.base import code_of
 from oneflare.simulation.stages import read_result
 from oneflare.study import headline as headline_of_readme
 from oneflare.study.answers import read_answers
@@ -392,8 +393,15 @@ def test_a_headline_takes_what_servers_over_the_same_uploads_lack_from_kept_cell
         experiment = {"seed": seed, "backbone": None, **plain, **changed}
         path = tmp_path / "cells" / f"flare_analytic-svhn-a0.05-{name}-0123456789.json"
         path.write_text(json.dumps({"experiment": experiment, "result": {"fusions": figures}}))
+    today = {"flare_analytic": {"accuracy": 0.625, "code": code_of({"name": "flare_analytic"})}}
+    (tmp_path / "cells" / "flare_analytic-svhn-a0.05-s9-0000000000.json").write_text(
+        json.dumps({"experiment": {"seed": 9, "backbone": None, **plain}, "result": {"fusions": today}})
+    )
+    (tmp_path / "cells" / "flare_analytic-svhn-a0.05-s9-1111111111.json").write_text(
+        json.dumps({"experiment": {"seed": 9, "backbone": None, **plain}, "result": {"fusions": figures}})
+    )
     text = headline(tmp_path)
-    assert "| FLARE with statistics | flare_analytic | 87.5 |" in text
+    assert "| FLARE with statistics | flare_analytic | 75.0 ± 17.7 |" in text  # of an earlier revision, and of today's
     assert "| FLARE | density_ratio | 75.0 |" in text  # the networks are the same
 
 

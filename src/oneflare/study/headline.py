@@ -10,6 +10,7 @@ from pathlib import Path
 
 from oneflare.core.files import read_json, write_text
 from oneflare.errors import ConfigError
+from oneflare.fusion import older_code
 from oneflare.study.cells import CELLS
 from oneflare.study.declare import declared, find_declaration
 from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
@@ -95,14 +96,19 @@ def _accuracies(results: Path, place: str, method: str, fusion: str) -> tuple[fl
 
 
 def _kept_accuracies(results: Path, method: str, place: tuple[str, float], fusion: str) -> tuple[float, ...]:
+    """By seed; those of the fusion as it is today come before those of an earlier revision."""
     data, alpha = place
     found: dict[int, float] = {}
+    before: dict[int, float] = {}
     for path in sorted((results / CELLS).glob(f"{method}-{data}-a{alpha:g}-s*.json")):
         cell = read_json(path)
         settings, split, fusions = cell["experiment"], cell["experiment"]["partition"], cell["result"]["fusions"]
         plain = settings["backbone"] is None and split["label_noise"] is None and split["clients"] == 5
         if plain and COMMON.items() <= settings["data"].items() and fusion in fusions:
-            found[settings["seed"]] = fusions[fusion]["accuracy"]
+            row = fusions[fusion]
+            today = older_code(row, {"name": fusion, **(row.get("options") or {})}) is None
+            (found if today else before)[settings["seed"]] = row["accuracy"]
+    found = before | found
     return tuple(found[seed] for seed in sorted(found))
 
 
