@@ -398,7 +398,12 @@ def test_a_headline_takes_what_servers_over_the_same_uploads_lack_from_kept_cell
         json.dumps({"experiment": {"seed": 9, "backbone": None, **plain}, "result": {"fusions": today}})
     )
     (tmp_path / "cells" / "flare_analytic-svhn-a0.05-s9-1111111111.json").write_text(
-        json.dumps({"experiment": {"seed": 9, "backbone": None, **plain}, "result": {"fusions": figures}})
+        json.dumps(
+            {
+                "experiment": {"seed": 9, "backbone": None, **plain},
+                "result": {"fusions": {"flare_analytic": {"accuracy": 0.875}}},
+            }
+        )
     )
     text = headline(tmp_path)
     assert "| FLARE with statistics | flare_analytic | 75.0 ± 17.7 |" in text  # of an earlier revision, and of today's
