@@ -48,6 +48,8 @@ SAME_NETWORKS = {"flare": "flare_analytic"}
 """methods whose networks are in the uploads of another one as well"""
 COMMON = {"train_size": 10000, "image_size": 16}
 """images of those runs; kept cells with others are not shown beside them"""
+BATCH = 32
+"""images in a batch of those runs, likewise"""
 
 
 def same_uploads(results: Path) -> str | None:
@@ -104,6 +106,7 @@ def _kept_accuracies(results: Path, method: str, place: tuple[str, float], fusio
         cell = read_json(path)
         settings, split, fusions = cell["experiment"], cell["experiment"]["partition"], cell["result"]["fusions"]
         plain = settings["backbone"] is None and split["label_noise"] is None and split["clients"] == 5
+        plain = plain and settings.get("train", {}).get("batch_size", BATCH) == BATCH
         if plain and COMMON.items() <= settings["data"].items() and fusion in fusions:
             row = fusions[fusion]
             today = older_code(row, {"name": fusion, **(row.get("options") or {})}) is None

@@ -66,11 +66,11 @@ SCALES = {
         ),
         Scale(
             "decisive",
-            "10,000 real images at 16 x 16, all test images, ResNet-8 of width 16, {epochs}",
+            "10,000 real images at 16 x 16, all test images, ResNet-8 of width 16, {epochs} in batches of 64",
             {
                 "data": {"train_size": 10000, "image_size": 16},
                 "encoder": {"name": "resnet8", "width": 16},
-                "train": {"epochs": 25, "snapshots": 0, "tail": 4},
+                "train": {"epochs": 25, "batch_size": 64, "snapshots": 0, "tail": 4},
                 "upload": {"evidence": ["density", "moments", "class_means"]},
             },
             looks=(5, 10, 20),
