@@ -101,30 +101,26 @@ def _implausible(uploads: UploadSet, densities: MemberDensities) -> dict[int, st
 
 def _contradicting(uploads: UploadSet, densities: MemberDensities) -> dict[int, str]:
     """Judged over all classes that a member has, and more loosely if it agrees on those that it knows well."""
-    well = densities.held & (uploads.counts >= ENOUGH)
-    fits = _fits(uploads, densities, densities.held)
-    of_known = _fits(uploads, densities, torch.where((well.sum(1) >= 2)[:, None], well, densities.held))
-    median = _median(fits)
+    fits: dict[int, float | None] = {}
+    of_known: dict[int, float | None] = {}
+    for row, (upload, held) in enumerate(zip(uploads, densities.held, strict=True)):
+        if upload.prototypes is not None:
+            means, prototypes = projected_means(densities.means[row, held], upload, uploads), upload.prototypes[held]
+            well = uploads.counts[row, held] >= ENOUGH
+            fits[row] = fit(means, prototypes)
+            of_known[row] = fit(means[well], prototypes[well]) if int(well.sum()) >= 2 else fits[row]
+    median, usual = _median(fits), _median(of_known)
     if median < LEAST_FIT:
         return {}
-    agreeing = {row for row, value in of_known.items() if value >= FIT * _median(of_known)}
+    agreeing = {row for row, value in of_known.items() if value is not None and value >= FIT * usual}
     return {
         row: f"its class means agree with its own prototypes by {value:.2f} where {median:.2f} is usual"
         for row, value in fits.items()
-        if not value >= (LOOSE_FIT if row in agreeing else FIT) * median
+        if value is not None and not value >= (LOOSE_FIT if row in agreeing else FIT) * median
     }
 
 
-def _fits(uploads: UploadSet, densities: MemberDensities, over: Tensor) -> dict[int, float]:
-    """`fit` of every member over some of its classes, `(N, C)`, where there are two."""
-    found = {
-        row: fit(projected_means(densities.means[row, chosen], upload, uploads), upload.prototypes[chosen])
-        for row, (upload, chosen) in enumerate(zip(uploads, over, strict=True))
-        if upload.prototypes is not None
-    }
-    return {row: value for row, value in found.items() if value is not None}
-
-
-def _median(fits: Mapping[int, float]) -> float:
+def _median(fits: Mapping[int, float | None]) -> float:
     """0 where there are too few members to have a usual value"""
-    return float(torch.tensor(list(fits.values())).median()) if len(fits) >= LEAST_MEMBERS else 0.0
+    known = [value for value in fits.values() if value is not None]
+    return float(torch.tensor(known).median()) if len(known) >= LEAST_MEMBERS else 0.0
