@@ -11,6 +11,10 @@ import pytest
 from oneflare.simulation.results import RunResult
 from oneflare.study.answers import FILE as ANSWERS
 from oneflare.study.answers import has_answers, read_answers
+from oneflare.study.archive import keep_figures
+from oneflare.study.cells import make_plan
+from oneflare.study.declare import find_declaration
+from oneflare.study.scales import find_scale
 from shared import forked
 
 KEPT = Path(__file__).parents[2] / "results" / "cells"
@@ -126,6 +130,21 @@ def test_other_seeds_are_other_cells(finished, tmp_path):
     done = _study(tmp_path, "--first-seed", "7", "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     assert {row["layer"]["seed"] for row in json.loads(done.stdout)} == {7}
+
+
+def test_a_fusion_without_answers_is_not_kept(finished, tmp_path):
+    """Somebody stopped the study between a fusion and the answers of its model."""
+    plan = make_plan(find_declaration(str(finished / "miniature.yaml")), find_scale("smoke"), seeds=1)
+    cell = plan.first_cells[0]
+    runs = tmp_path / "runs"
+    shutil.copytree(cell.folder(finished / "runs"), cell.folder(runs))
+    path = cell.folder(runs) / ANSWERS
+    answers = json.loads(path.read_text())
+    del answers["count_prototypes"]
+    path.write_text(json.dumps(answers))
+    keep_figures(cell, runs, tmp_path / "kept")
+    kept = json.loads((tmp_path / "kept" / f"{cell.name}.json").read_text())
+    assert set(kept["result"]["fusions"]) == set(answers)
 
 
 def test_the_answers_that_this_project_keeps_belong_to_their_figures(tmp_path):

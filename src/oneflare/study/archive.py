@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from oneflare.simulation.files import RunFiles
 from oneflare.simulation.results import RunResult
 from oneflare.simulation.stages import read_experiment
 from oneflare.study.answers import FILE as ANSWERS
+from oneflare.study.answers import has_answers
 from oneflare.study.cells import Cell, cell_name
 from oneflare.study.findings import rounded
 
@@ -53,6 +54,8 @@ def keep_figures(cell: Cell, runs: Path, archive: Path) -> None:
     """Write the file of a finished cell; a file that is there is replaced."""
     files = RunFiles(cell.folder(runs))
     result = RunResult.read(files.result)
+    asked = {name: row for name, row in result.fusions.items() if has_answers(files.folder, name, row)}
+    result = replace(result, fusions=asked)  # a stop may have come between a fusion and its answers
     aligned = cell.experiment.controller["name"] != "none"
     content = {
         "schema": SCHEMA,

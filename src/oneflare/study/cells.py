@@ -99,9 +99,11 @@ class StudyPlan:
     @property
     def summary(self) -> str:
         """What the scale means in these cells, and where the study and the command line depart from it."""
-        numbers = sorted({cell.experiment.epochs for cell in self.cells.values()} - {0})
-        span = " to ".join(f"{number}" for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "no"
-        text = self.scale.summary.format(epochs=f"{span} epoch{'' if span == '1' else 's'}") + self._accuracies
+        trained = [cell.experiment for cell in self.cells.values() if cell.experiment.epochs]
+        span = _span(experiment.epochs for experiment in trained)
+        batch = _span(experiment.train.batch_size for experiment in trained)
+        epochs = f"{span} epoch{'' if span == '1' else 's'}"
+        text = self.scale.summary.format(epochs=epochs, batch=batch) + self._accuracies
         own = merge(*(grid.settings for grid in self.declaration.grids(self.scale.name)))
         departures = {"in this study": own, "changed for these runs": self.overrides}
         for what, settings in departures.items():
@@ -118,6 +120,12 @@ class StudyPlan:
 
     def cell(self, place: Place, arm: str, seed: int) -> Cell:
         return self.cells[place.id, arm, seed]
+
+
+def _span(numbers: Iterable[int]) -> str:
+    """`25`, or `5 to 25`"""
+    known = sorted(set(numbers))
+    return " to ".join(str(number) for number in dict.fromkeys((known[0], known[-1]))) if known else "no"
 
 
 def places_of(grids: Iterable[Grid], full: bool) -> Iterator[tuple[Place, Layer]]:

@@ -66,7 +66,7 @@ SCALES = {
         ),
         Scale(
             "decisive",
-            "10,000 real images at 16 x 16, all test images, ResNet-8 of width 16, {epochs} in batches of 64",
+            "10,000 real images at 16 x 16, all test images, ResNet-8 of width 16, {epochs} in batches of {batch}",
             {
                 "data": {"train_size": 10000, "image_size": 16},
                 "encoder": {"name": "resnet8", "width": 16},

@@ -103,10 +103,11 @@ def _contradicting(uploads: UploadSet, densities: MemberDensities) -> dict[int, 
     """Judged over all classes that a member has, and more loosely if it agrees on those that it knows well."""
     fits: dict[int, float | None] = {}
     of_known: dict[int, float | None] = {}
+    enough = uploads.counts >= ENOUGH
     for row, (upload, held) in enumerate(zip(uploads, densities.held, strict=True)):
         if upload.prototypes is not None:
             means, prototypes = projected_means(densities.means[row, held], upload, uploads), upload.prototypes[held]
-            well = uploads.counts[row, held] >= ENOUGH
+            well = enough[row, held]
             fits[row] = fit(means, prototypes)
             of_known[row] = fit(means[well], prototypes[well]) if int(well.sum()) >= 2 else fits[row]
     median, usual = _median(fits), _median(of_known)
