@@ -73,6 +73,9 @@ def cells() -> dict[str, list[str]]:
     in_blocks += [("cifar10", "3MB", "coarse", 0.05, seed) for seed in (1, 2)]
     in_blocks += [(data, "45MB", "coarse", 0.5, 0) for data in DATA]
     in_blocks += [("cifar10", "45MB", dtype, alpha, 0) for dtype in ("fine", "float32") for alpha in (0.05, 0.5)]
+    exact = [("cifar10", "3MB"), *((data, "45MB") for data in DATA)]
+    in_blocks += [(data, limit, "whole", alpha, 0) for data, limit in exact for alpha in (0.05, 0.5)]
+    in_blocks += [(data, limit, "whole", 0.05, seed) for seed in (1, 2) for data, limit in exact]
     for data, limit, dtype, alpha, seed in in_blocks:
         words = _words(data, limit, dtype, alpha, seed)
         words += [f"analytic.blocks={BLOCKS[limit]}", "analytic.kept=10"]

@@ -38,6 +38,7 @@ from oneflare.upload.statistics import (
     scatter_around_mean,
 )
 from oneflare.upload.symmetric import mirrored_, symmetric
+from oneflare.upload.whole import WholeFeatures, pack_whole
 
 BLOCK = 512
 """images whose features are in memory at a time"""
@@ -73,6 +74,8 @@ def client_statistics(job: ClientJob, data: ClientData, watch: Watch = unwatched
         found = measure_fixed(features, data.images, data.labels, classes, fixed)
         return {FIXED: to_vector(found.counts, found.sums, found.gram)}
     if plan.privacy is None:
+        if plan.whole:
+            return _rounded_images(job, features, data, watch)
         if plan.coded and not (plan.factors and pays(len(data), plan.blocks)):
             return _sums_in_code(job, upper_sums(features, data, classes, plan.blocks, watch, torch.float32))
         packed = exact_statistics(plan, features, data, classes, watch)
@@ -97,6 +100,27 @@ def _sums_in_code(job: ClientJob, found: Sequence[Statistics]) -> dict[str, Tens
         return {SUMS: own.sums.float(), COUNTS: own.counts.long(), SCATTER: words}
 
     return joined(in_threads(packed, found, coders))
+
+
+def _rounded_images(job: ClientJob, features: FeatureMap, data: ClientData, watch: Watch) -> dict[str, Tensor]:
+    """The sums of features that are rounded for each image, packed without loss."""
+    plan, image, limit = job.contract.statistics, job.contract.image, job.experiment.upload.limit
+    assert plan is not None
+    classes = len(job.contract.classes)
+    rounded = WholeFeatures(features, coder_of(plan.feature_map, image.channels, image.size))
+    found = upper_sums(rounded, data, classes, plan.blocks, watch, torch.float32)
+    try:
+        packed = joined(in_threads(pack_whole, found))
+    except ValueError as error:
+        raise TrainingError(f"{error}; set upload.statistics_dtype=float32 for all members") from None
+    used = sum(8 * tensor.numel() for name, tensor in packed.items() if name.startswith(SCATTER))
+    if limit is not None and used > scatter_room(limit, plan.dim, classes):
+        over = used - scatter_room(limit, plan.dim, classes)
+        raise TrainingError(
+            f"upload.limit: the whole sums of these {len(data)} images are {over / limit:.1%} larger than the limit; "
+            f"all members must agree on a larger upload.limit, or on fewer features (there are {plan.dim})"
+        )
+    return packed
 
 
 def _code(job: ClientJob) -> tuple[Plan, int | None, list[Decorrelation]]:
@@ -191,7 +215,7 @@ def measure_blocks(
 
 
 def upper_sums(
-    features: FeatureMap,
+    features: Callable[[Tensor], Tensor],
     data: ClientData,
     classes: int,
     sizes: Sequence[int],
@@ -220,7 +244,7 @@ def upper_sums(
     return [Statistics(gram.total(), own.contiguous(), counts) for gram, own in parts]
 
 
-def _in_halves(features: FeatureMap, images: Tensor) -> Tensor:
+def _in_halves(features: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """The features of images, each part of them in a thread of its own where cores are idle."""
     threads = idle_cores()
     if threads == 1:

@@ -257,10 +257,11 @@ class UploadConfig(Section):
     statistics_components: int | None = Field(
         None, ge=1, le=1000, description="Gaussians in the mixture of a class; default: 10"
     )
-    statistics_dtype: Literal["float32", "int16", "int12", "fine", "coarse"] = Field(
+    statistics_dtype: Literal["float32", "int16", "int12", "fine", "coarse", "whole"] = Field(
         "float32",
         description="how sums of products are sent: as they are (float32), rounded relative to deviations (int16, "
-        "int12), or decorrelated, rounded and coded in about 9 (fine) or 5 (coarse) bits",
+        "int12), or decorrelated, rounded and coded in about 9 (fine) or 5 (coarse) bits; whole: decorrelated, rounded "
+        "for each image and then added up exactly, in about 10 bits, so that every split has the same answers",
     )
     statistics_epsilon: float | None = Field(
         None, ge=1e-6, description="privacy budget of noised statistics; default: exact"

@@ -28,7 +28,7 @@ from oneflare.nn.optimisers import DEFAULT, OPTIMISERS, StepSettings
 from oneflare.nn.paired_maps import MOST_BLOCKS
 from oneflare.nn.sized_maps import SIZED_MAPS
 from oneflare.objective import BANKS, CONTROLLERS, TERMS, ClientFacts, build_controller
-from oneflare.upload.coding import FINENESS, PRODUCT_BITS
+from oneflare.upload.coding import CODED, PRODUCT_BITS, WHOLE
 from oneflare.upload.evidence import EVIDENCE, LABELLED
 from oneflare.upload.statistics import CLASS_COVARIANCES, DEFAULT_PARTS, G_B_N, MIXTURES, PARTS, parts_for
 from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
@@ -317,7 +317,7 @@ def _check_coded(experiment: Experiment) -> None:
         raise ConfigError("analytic.blocks: masked sums hold the products of all features; leave it out")
     if blocks is not None and blocks > 1 and experiment.upload.statistics_epsilon is not None:
         raise ConfigError("analytic.blocks: noised sums hold the products of all features; leave it out")
-    if dtype in FINENESS and rules:
+    if dtype in CODED and rules:
         raise ConfigError(
             f"upload.statistics_dtype={dtype}: fusion {rules[0]} takes no account of how sums were rounded; send "
             "them in float32 or int16, or set fusions=analytic"
@@ -339,7 +339,7 @@ def _check_statistics(experiment: Experiment) -> None:
             f"upload.statistics_dtype={upload.statistics_dtype}: covariances of classes are sent in float32 or int16"
         )
     if upload.factors and (
-        upload.statistics_dtype in ("int16", "int12")
+        upload.statistics_dtype in ("int16", "int12", WHOLE)
         or upload.masked is not None
         or upload.statistics_epsilon is not None
         or upload.statistics not in (None, DEFAULT_PARTS)

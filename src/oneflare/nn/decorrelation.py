@@ -61,6 +61,21 @@ class Decorrelation:
         parts = zip(self.forward, phi.split([len(block) for block in self.forward], 1), strict=True)
         return torch.cat([part @ block.to(phi).T for block, part in parts], 1)
 
+    def original(self, z: Tensor) -> Tensor:
+        """phi `(n, D)` of z `(n, D)`"""
+        parts = zip(self.backward, z.split([len(block) for block in self.backward], 1), strict=True)
+        return torch.cat([part @ block.to(z).T for block, part in parts], 1)
+
+    def range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Between which numbers z lies where each phi lies between low and high, all `(D,)`."""
+        middle, half = (low + high) / 2, (high - low) / 2
+        centre = self.changed(middle[None])[0]
+        sizes = [len(block) for block in self.forward]
+        reach = torch.cat(
+            [block.to(half).abs() @ part for block, part in zip(self.forward, half.split(sizes), strict=True)]
+        )
+        return centre - reach, centre + reach
+
     def weights(self, of_z: Tensor) -> Tensor:
         """A^T W `(D, C)`: the weights of phi that give the scores of weights W of z"""
         parts = zip(self.forward, of_z.split([len(block) for block in self.forward]), strict=True)

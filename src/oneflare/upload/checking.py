@@ -43,6 +43,7 @@ from oneflare.upload.masking.fixed_point import FIXED, from_vector
 from oneflare.upload.mixtures import MEANS, VARIANCES, mixture_complaint
 from oneflare.upload.statistics import SCATTER, complaint, limits_of, pack
 from oneflare.upload.tensors import STORED, open_upload
+from oneflare.upload.whole import whole_complaint, whole_limits
 
 SAMPLES_LIMIT = 10**9
 MOST_NOTES, LONGEST_NOTE = 8, 200
@@ -300,11 +301,13 @@ def _block_complaint(
     """What no images could give, in the packed statistics of one block of features; None if nothing is."""
     plan, image = contract.statistics, contract.image
     assert plan is not None
-    code = packed if plan.coded else None
-    plain = {name: tensor for name, tensor in packed.items() if code is None or name != SCATTER}
+    if not plan.coded:
+        return complaint(packed, samples, limits, plan.privacy)
+    coder = coder_of(plan.feature_map, image.channels, image.size).apart(plan.blocks)[block]
+    if plan.whole:
+        limits = whole_limits(limits, coder)
+    plain = {name: tensor for name, tensor in packed.items() if name != SCATTER}
     reason = complaint(plain, samples, limits, plan.privacy)
-    if reason is not None or code is None:
+    if reason is not None:
         return reason
-    return code_complaint(
-        code, limits, coder_of(plan.feature_map, image.channels, image.size).apart(plan.blocks)[block]
-    )
+    return whole_complaint(packed, limits) if plan.whole else code_complaint(packed, limits, coder)

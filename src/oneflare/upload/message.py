@@ -17,6 +17,7 @@ from oneflare.core.strict import strict_json
 from oneflare.core.threads import in_threads
 from oneflare.errors import MemberFault, UploadError
 from oneflare.nn.blocks import block_sizes
+from oneflare.nn.decorrelation import Decorrelation
 from oneflare.upload.blocks import apart
 from oneflare.upload.checking import (
     ALTERED,
@@ -31,7 +32,7 @@ from oneflare.upload.checking import (
     read_header,
 )
 from oneflare.upload.class_statistics import CLASS_SCATTER, ClassStatistics, unpack_classes
-from oneflare.upload.coding import FINENESS, changed_sums, coder_of, decoded_step, plain
+from oneflare.upload.coding import CODED, WHOLE, changed_sums, coder_of, decoded_step, plain
 from oneflare.upload.contract import (
     COUNTS,
     ENCODER,
@@ -57,6 +58,7 @@ from oneflare.upload.statistics import (
     G_B_N,
     MIXTURES,
     SCATTER,
+    SUMS,
     ClassMeans,
     Statistics,
     unpack,
@@ -64,6 +66,7 @@ from oneflare.upload.statistics import (
 from oneflare.upload.statistics import FIELDS as STATISTICS_FIELDS
 from oneflare.upload.statistics import offers as statistics_offer
 from oneflare.upload.tensors import StoredTensor, copied_tensors, open_upload, tensor_entries
+from oneflare.upload.whole import plain_sums, plain_whole, whole_sums
 
 
 @dataclass(frozen=True)
@@ -155,19 +158,26 @@ class Upload:
         """The statistics of each block of features for which fusion `analytic` solves.
 
         Where sums are coded, they are those of the features in which sums were rounded, z = A phi
-        (`oneflare.upload.coding`).
+        (`oneflare.upload.coding`), and where they are whole numbers, those of q (`oneflare.upload.whole`).
 
         into: for each block a matrix `(D, D)` float64 that may be overwritten for G
         """
-        plan, image = self.manifest["statistics"], self.manifest["image"]
         if not self._coded and len(self._blocks) == 1:
             return [self.statistics()]
         parts = apart(self._packed(G_B_N), self._blocks)
         if not self._coded:
             return [unpack(part) for part in parts]
         with self.blamed():
-            coders = coder_of(plan["feature_map"], int(image["channels"]), int(image["size"])).apart(self._blocks)
-            return [Statistics(*sums) for sums in in_threads(changed_sums, parts, coders, into or [None] * len(parts))]
+            memory: Sequence[Tensor | None] = into or [None] * len(parts)
+            if self._whole:
+                return in_threads(whole_sums, parts, memory)
+            coders = self._coder().apart(self._blocks)
+            return [Statistics(*sums) for sums in in_threads(changed_sums, parts, coders, memory)]
+
+    def _coder(self) -> Decorrelation:
+        """The change of features under which sums are sent in code."""
+        image = self.manifest["image"]
+        return coder_of(self.manifest["statistics"]["feature_map"], int(image["channels"]), int(image["size"]))
 
     @property
     def _blocks(self) -> tuple[int, ...]:
@@ -178,7 +188,12 @@ class Upload:
     @property
     def _coded(self) -> bool:
         plan = self.manifest["statistics"]
-        return plan["dtype"] in FINENESS and COVARIANCE in plan.get("parts", DEFAULT_PARTS)
+        return plan["dtype"] in CODED and COVARIANCE in plan.get("parts", DEFAULT_PARTS)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether sums are of whole numbers, of features that were rounded for each image."""
+        return self._coded and self.manifest["statistics"]["dtype"] == WHOLE
 
     def steps(self) -> list[float]:
         """To which step the coded sums of products of each block were rounded."""
@@ -191,6 +206,8 @@ class Upload:
         if FIXED in packed:
             found = self._fixed(packed)
             return ClassMeans(found.sums, found.counts)
+        if self._whole:
+            packed = {**packed, SUMS: plain_sums(packed, self._coder())}
         return ClassMeans.of(packed)
 
     def class_statistics(self) -> ClassStatistics:
@@ -216,11 +233,10 @@ class Upload:
 
     def _plain(self, packed: dict[str, Tensor]) -> dict[str, Tensor]:
         """The packed statistics with their sums of products out of the code, if they are in one."""
-        plan, image = self.manifest["statistics"], self.manifest["image"]
-        if plan["dtype"] not in FINENESS or SCATTER not in packed:
+        if self.manifest["statistics"]["dtype"] not in CODED or SCATTER not in packed:
             return packed
         with self.blamed():
-            return plain(packed, coder_of(plan["feature_map"], int(image["channels"]), int(image["size"])))
+            return (plain_whole if self._whole else plain)(packed, self._coder())
 
     def _fixed(self, packed: Mapping[str, Tensor]) -> Statistics:
         """The statistics whose sums are plain fixed-point numbers."""

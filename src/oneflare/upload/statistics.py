@@ -30,7 +30,7 @@ from oneflare.errors import ConfigError
 from oneflare.nn import build_feature_map, check_size
 from oneflare.nn.blocks import block_sizes
 from oneflare.upload.blocks import checked_blocks
-from oneflare.upload.coding import FINENESS
+from oneflare.upload.coding import CODED, WHOLE
 from oneflare.upload.factors import factor_complaint, scatter_of
 from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.symmetric import (
@@ -115,7 +115,7 @@ class Plan:
         if COVARIANCE in parts:
             numbers = sum(map(triangle_size, sizes))
             check_size(f"statistics of {features.dim} features", numbers, "choose fewer analytic.filters")
-        if dtype in FINENESS and size == 1:
+        if dtype in CODED and size == 1:
             raise ConfigError(
                 f"upload.statistics_dtype={dtype}: is for maps of images; features of a backbone are sent in float32, "
                 "int16 or int12"
@@ -129,7 +129,12 @@ class Plan:
     @property
     def coded(self) -> bool:
         """Whether sums of products are sent in code."""
-        return self.dtype in FINENESS and COVARIANCE in self.parts
+        return self.dtype in CODED and COVARIANCE in self.parts
+
+    @property
+    def whole(self) -> bool:
+        """Whether they are sums of whole numbers, of features that were rounded for each image."""
+        return self.dtype == WHOLE and COVARIANCE in self.parts
 
     @property
     def blocks(self) -> tuple[int, ...]:

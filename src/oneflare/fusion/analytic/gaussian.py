@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
+from oneflare.fusion.analytic.calibration import inverse_temperature
 from oneflare.fusion.analytic.published import FamilyFusion, check_range, linear_model, oas_shrinkage
-from oneflare.fusion.analytic.solver import CAUTION, Spectrum, inverse_temperature
+from oneflare.fusion.analytic.solver import CAUTION, Spectrum
 from oneflare.fusion.base import FUSIONS, UploadSet
 from oneflare.models.analytic import AnalyticModel
 from oneflare.models.quadratic import QuadraticModel

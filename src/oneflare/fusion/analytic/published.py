@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.errors import ConfigError, UploadError
-from oneflare.fusion.analytic.solver import CAUTION, NEVER, inverse_temperature, simulated_scores
+from oneflare.fusion.analytic.calibration import inverse_temperature, simulated_scores
+from oneflare.fusion.analytic.solver import CAUTION, NEVER
 from oneflare.fusion.base import Fused, Fusion, Suspect, UploadSet
 from oneflare.fusion.trust.sums import doubtful_sums
 from oneflare.fusion.workspace import QUIET, Workspace

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
 from oneflare.errors import UploadError
+from oneflare.fusion.analytic.calibration import inverse_temperature, simulated_scores
 from oneflare.upload.statistics import Statistics
 from oneflare.upload.symmetric import positive
 
 RIDGES: tuple[float, ...] = tuple(10.0 ** (e / 4) for e in range(-16, 9))
-TEMPERATURES = (2.0**-6, 2.0**7)
-"""between which calibration looks for the inverse temperature"""
 MIDDLE = 10
 """of the ridges, where a search begins: 10^-1.5"""
 FACTORED_FROM = 3000
@@ -31,10 +29,6 @@ SINGLE_PRECISION = 2000 * 2.0**-24
 """of the length of K: from there on what rounding adds to its eigenvalues hides the error of single precision"""
 PROBES = 64
 """random vectors that estimate a trace"""
-SIMULATED = 4096
-"""pseudo images per calibration"""
-FREEDOM = 8
-"""degrees of freedom of their distribution (Student's t): photographs have heavier tails than a Gaussian"""
 CAUTION = 0.65
 """what is left of the inverse temperature because classes also differ in shape; measured, see docs/analytic.md"""
 NEVER = -1e4
@@ -61,8 +55,11 @@ class LinearClassifier:
 class Correlations:
     """K and the covariance of features and labels, from summed statistics; how (K + r)^-1 is had, subclasses say."""
 
-    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
-        """rounding: the variance that rounding added to each entry of G"""
+    def __init__(self, statistics: Statistics, rounding: float = 0.0, blurred: float = 0.0) -> None:
+        """rounding: the variance that rounding added to each entry of G
+
+        blurred: the variance that rounding each image added to its features, which the model asks without it
+        """
         self.n = statistics.samples
         self.present = statistics.counts > 0
         if not bool(self.present.any()):
@@ -80,6 +77,8 @@ class Correlations:
         """`(D, C)` covariance of features and labels: M diag(p)"""
         self.blur = rounding / self.n**2 * float(self.inverse.square().mean()) ** 2
         """s^2: the variance that rounding added to an entry of K, on average"""
+        self.blurred = blurred * float(self.inverse.square().mean())
+        """the variance that rounding added to a standardised feature, on average"""
 
     def solved(self, ridge: float) -> Tensor:
         """(K + r)^-1 M diag(p) `(D, C)`"""
@@ -143,6 +142,9 @@ class Correlations:
 
         Where K was rounded, cov(f, f) = A^T K_0 A with A = R M diag(p) is A^T K A + 2 s^2 tr(R) A^T A, by the same
         integration: R leans to where rounding made K smaller than it is.
+
+        Where each image was rounded, f is told of features x + e, and left-out images are asked with x alone: their
+        errors e have nothing to do with A, so that cov(g, g) loses v A^T A, v the variance of e.
         """
         h = self.leverage(ridge)
         if h > 0.999:
@@ -150,7 +152,10 @@ class Correlations:
         fy, ff = self.moments(ridge)
         if self.blur > 0:
             ff = ff + 2 * self.blur * self.resolvent_trace(ridge) * self.squares(ridge)
-        return (fy - h * self.labels) / (1 - h), (ff - 2 * h * fy + h * h * self.labels) / (1 - h) ** 2
+        gg = (ff - 2 * h * fy + h * h * self.labels) / (1 - h) ** 2
+        if self.blurred > 0:
+            gg = gg - self.blurred * self.squares(ridge)
+        return (fy - h * self.labels) / (1 - h), gg
 
     def criterion(self, ridge: float) -> float:
         """Cosine-GCV: tr cov(g, y) / sqrt(tr cov(g, g) tr cov(y, y)), the larger the better.
@@ -208,8 +213,8 @@ class Spectrum(Correlations):
     that rounding added to K (`rounding_eigenvalue`): less than half the time.
     """
 
-    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
-        super().__init__(statistics, rounding)
+    def __init__(self, statistics: Statistics, rounding: float = 0.0, blurred: float = 0.0) -> None:
+        super().__init__(statistics, rounding, blurred)
         added = 2 * math.sqrt(len(self.matrix) * self.blur)
         single = added >= SINGLE_PRECISION * float(self.matrix.norm())
         values, vectors = torch.linalg.eigh(self.matrix.float() if single else self.matrix)
@@ -254,8 +259,8 @@ class Factored(Correlations):
     1990). Its deviation is at most sqrt(2 D / PROBES) in df, which is about D/3: less than one per cent.
     """
 
-    def __init__(self, statistics: Statistics, rounding: float = 0.0) -> None:
-        super().__init__(statistics, rounding)
+    def __init__(self, statistics: Statistics, rounding: float = 0.0, blurred: float = 0.0) -> None:
+        super().__init__(statistics, rounding, blurred)
         dim = len(self.matrix)
         signs = torch.randint(0, 2, (dim, PROBES), generator=torch_generator(0, "probes")).double() * 2 - 1
         self.probes = torch.eye(dim, dtype=torch.float64) if dim <= PROBES else signs
@@ -330,34 +335,9 @@ class Factored(Correlations):
         return shown or positive(self.matrix, ridge / 2)
 
 
-def correlations(statistics: Statistics, rounding: float = 0.0) -> Correlations:
+def correlations(statistics: Statistics, rounding: float = 0.0, blurred: float = 0.0) -> Correlations:
     """The faster way for so many features."""
-    return (Spectrum if len(statistics.gram) < FACTORED_FROM else Factored)(statistics, rounding)
-
-
-def simulated_scores(means: Tensor, within: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores `(SIMULATED, k)` of pseudo images from Student's t, and their labels.
-
-    means: `(C, k)` of each class; within: `(k, k)` covariance within classes; prior: `(C,)`
-    """
-    values, vectors = torch.linalg.eigh((within + within.T) / 2)
-    generator = torch_generator(0, "simulated images")
-    labels = torch.multinomial(prior, SIMULATED, replacement=True, generator=generator)
-    normal = torch.randn(SIMULATED, means.shape[1] + FREEDOM, dtype=torch.float64, generator=generator)
-    noise, chi = normal[:, FREEDOM:], normal[:, :FREEDOM].square().sum(1, keepdim=True)
-    noise = noise * math.sqrt(FREEDOM - 2) / chi.sqrt()  # unit variance
-    root = vectors * values.clamp(min=0).sqrt() @ vectors.T  # symmetric, so that the sign of a vector is no matter
-    return means[labels] + noise @ root, labels
-
-
-def inverse_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The beta for which softmax(beta logits) fits the labels best: cross-entropy is convex in beta, so by sections."""
-    low, high = (math.log(beta) for beta in TEMPERATURES)
-    for _ in range(30):
-        left, right = low + (high - low) * 0.382, low + (high - low) * 0.618
-        losses = [float(F.cross_entropy(math.exp(middle) * logits, labels)) for middle in (left, right)]
-        low, high = (low, right) if losses[0] < losses[1] else (left, high)
-    return math.exp((low + high) / 2)
+    return (Spectrum if len(statistics.gram) < FACTORED_FROM else Factored)(statistics, rounding, blurred)
 
 
 def solve(
@@ -367,18 +347,21 @@ def solve(
     ridge: float | None = None,
     least: float = 0.0,
     rounding: float = 0.0,
+    blurred: float = 0.0,
     blocks: int = 1,
 ) -> LinearClassifier:
     """The calibrated classifier of the summed statistics; its ridge strength is chosen, from `least` on, or given.
 
-    rounding: the variance that rounding added to each entry of G
+    rounding: the variance that rounding added to each entry of G; blurred: that which it added to each feature of an
+    image, before G was summed
     blocks: how many such classifiers are averaged (`oneflare.fusion.analytic.committee`), whose ridge is then weaker
     """
-    spectrum = correlations(statistics, rounding) if blocks == 1 or rounding == 0 else Spectrum(statistics, rounding)
+    noise = {"rounding": rounding, "blurred": blurred}
+    spectrum = correlations(statistics, **noise) if blocks == 1 or rounding == 0 else Spectrum(statistics, **noise)
     alone = spectrum.choose_ridge(least) if ridge is None else ridge
     strength = spectrum.shared_ridge(alone, least, blocks) if ridge is None else ridge
     if blocks > 1 and not spectrum.above_noise(strength):
-        spectrum = spectrum if isinstance(spectrum, Spectrum) else Spectrum(statistics, rounding)  # may be indefinite
+        spectrum = spectrum if isinstance(spectrum, Spectrum) else Spectrum(statistics, **noise)  # may be indefinite
     transform, offset = (spectrum.discriminant if kind == "lda" else spectrum.regression)(strength)
     weight, bias = spectrum.in_features(strength, transform, offset)
     predictions, labels = spectrum.simulate(strength)

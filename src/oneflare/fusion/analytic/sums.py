@@ -28,6 +28,7 @@ from oneflare.models.rules.redistribution import Redistribution
 from oneflare.nn.decorrelation import Decorrelation
 from oneflare.upload.coding import coder_of, rounding_eigenvalue, rounding_variance
 from oneflare.upload.statistics import Statistics
+from oneflare.upload.whole import ROUNDING, WIDTH
 
 ABOVE_ROUNDING = 1.25
 """least ridge, in units of the largest eigenvalue that rounding adds; chosen on held-out training images"""
@@ -134,7 +135,9 @@ class Analytic(Fusion):
 
         Sums that were rounded after a change of features z = A phi are solved for z: phi.(A^T W) = z.W. There the
         rounding is the same in all directions. The closed-form criterion takes account of it, and the ridge exceeds
-        the largest eigenvalue that rounding adds; with K blocks, one K-th of that (`shared_ridge`).
+        the largest eigenvalue that rounding adds; with K blocks, one K-th of that (`shared_ridge`). Where features
+        were rounded for each image, the sums are exact, and the criterion knows that the model asks features that are
+        not rounded.
         """
         blocks = len(totals)
         if not uploads.plan.coded:
@@ -143,6 +146,14 @@ class Analytic(Fusion):
             )
         image = uploads.contract.image
         coders = coder_of(uploads.plan.feature_map, image.channels, image.size).apart(uploads.plan.blocks)
+
+        if uploads.plan.whole:
+
+            def of_whole(total: Statistics, coder: Decorrelation) -> LinearClassifier:
+                own = solve(total, kind=self.solver, ridge=self.ridge, blocks=blocks, blurred=ROUNDING)
+                return replace(own, weight=coder.weights(own.weight) / WIDTH)
+
+            return committee(in_threads(of_whole, totals, coders))
 
         def solved(total: Statistics, coder: Decorrelation, steps: Sequence[float]) -> LinearClassifier:
             least = ABOVE_ROUNDING * rounding_eigenvalue(steps, len(total.gram)) / max(total.samples, 1.0)
