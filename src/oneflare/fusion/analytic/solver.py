@@ -110,13 +110,14 @@ class Correlations:
         raise NotImplementedError
 
     def shared_ridge(self, ridge: float, least: float, blocks: int) -> float:
-        """r / K for the mean of K such classifiers.
+        """r / K for the mean of K such classifiers, r / K^2 where each image was rounded.
 
         The best ridge of one classifier weighs its variance against its bias. The mean of K classifiers of different
         features has the same bias and, as far as their errors are unrelated, one K-th of the variance. What rounding
-        adds is unrelated as well, so that `least` is divided too.
+        adds is unrelated as well, so that `least` is divided too. Rounding each image is itself a ridge, of `blurred`,
+        beside which the other may be weaker still; measured, see docs/analytic.md.
         """
-        return ridge if blocks == 1 else max(ridge, least) / blocks
+        return ridge if blocks == 1 else max(ridge, least) / blocks ** (2 if self.blurred > 0 else 1)
 
     @cached_property
     def labels(self) -> Tensor:
