@@ -178,7 +178,8 @@ def _privacy(charter: Charter) -> str:
     if terms.upload.masked is not None:
         held.append("masked sums over images, of which the coordinator has seen the total over the members alone")
     elif terms.analytic["name"] != "none":
-        sums = "exact sums" if terms.upload.statistics_dtype == "float32" else "sums, some of them rounded,"
+        exact = {"float32": "exact sums", "whole": "exact sums of rounded features"}
+        sums = exact.get(terms.upload.statistics_dtype, "sums, some of them rounded,")
         held.append(f"{sums} over images, from which anybody with a copy of an image can tell whether it was used")
     if terms.upload.evidence:
         held.append(f"exact averages over images ({', '.join(terms.upload.evidence)})")
