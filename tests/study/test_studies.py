@@ -7,6 +7,7 @@ import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ from oneflare.simulation.stages import read_result
 from oneflare.study import headline as headline_of_readme
 from oneflare.study.answers import read_answers
 from oneflare.study.cells import make_plan, unique_cells
-from oneflare.study.claims import open_cells
-from oneflare.study.declare import read_declaration
+from oneflare.study.claims import Trial, open_cells
+from oneflare.study.declare import Statement, read_declaration
 from oneflare.study.execute import is_complete, run_cells
 from oneflare.study.findings import Findings, rounded
 from oneflare.study.headline import END, MEASURED_AGAIN, START, headline, with_headline
@@ -32,6 +33,7 @@ from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
 from oneflare.study.summary import judged_claims, summary_page, tally, waiting_claims
+from oneflare.study.verdicts import difference
 from shared import Forked, forked, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +159,7 @@ def test_seeds_are_added_where_a_claim_is_undecided(tiny, tmp_path, monkeypatch)
     wider["other"] = plan.declaration.arms["fafi"].model_copy(update={"settings": {"train": {"lr": 0.2}}})
     growing = make_plan(plan.declaration.model_copy(update={"arms": wider}), scale)
     assert len(growing.first_cells) == 3 * 2 * 2
-    nothing = open_cells(Findings(growing, tmp_path))
+    nothing = open_cells([Findings(growing, tmp_path)])
     assert {(cell.experiment.method, cell.experiment.seed) for cell in nothing} == {
         (method, seed) for method in ("fafi", "uncertainty_coupled") for seed in (0, 1)
     }
@@ -174,6 +176,41 @@ def test_seeds_are_added_where_a_claim_is_undecided(tiny, tmp_path, monkeypatch)
     invoked = CliRunner().invoke(app, ["study", "tiny.yaml", "--processes", "1", "--runs", str(folder / "runs")])
     assert invoked.exit_code == 0, invoked.output
     assert json.loads(Path("results/tiny/smoke.json").read_text())["looks"] == [2, 3]
+
+
+def test_seeds_are_added_where_a_verdict_does_not_stand_among_others(tiny, monkeypatch):
+    """K3 is clear with three seeds. Its arms get a fourth as long as the verdict is lost among so many claims."""
+    folder, plan = tiny
+    scale = replace(SCALES["smoke"], looks=(3, 4))
+    claim = next(claim for claim in plan.declaration.claims if claim.id == "K3")
+    findings = Findings(make_plan(plan.declaration.model_copy(update={"claims": [claim]}), scale), folder / "runs")
+    assert collect(findings.plan, folder / "runs").claims[0].verdict == "confirmed"
+    assert open_cells([findings]) == []
+    monkeypatch.setattr("oneflare.study.claims.discoveries", lambda p_values: [False for _ in p_values])
+    wanted = open_cells([findings])
+    assert {cell.experiment.seed for cell in wanted} == {0, 1, 2, 3}
+    assert {cell.experiment.method for cell in wanted} == {"uncertainty_coupled"}
+
+
+@pytest.mark.parametrize(
+    ("later", "seeds"),
+    [((1.1, 0.7, 1.6, 0.9, 1.3), 10), ((-2.0, 3.0, -4.0, 2.0, 0.5), 5)],
+    ids=["more seeds make it clearer", "more seeds blur it"],
+)
+def test_the_clearest_look_counts(later, seeds):
+    """A verdict may become clearer with more seeds and is not lost by them; its error is that of all looks together."""
+    values = (0.6, 1.5, 2.0, 1.0, 0.2, *later)
+
+    class Told(Trial):
+        def sample(self, first):
+            return difference(values[:first])
+
+    plan = SimpleNamespace(looks=(5, 10, 20))
+    trial = Told(SimpleNamespace(plan=plan), Statement(arm="ours", than="theirs", above=0), ())
+    found, judgement = trial.judged
+    assert judgement.verdict == "confirmed"
+    assert found.values == values[:seeds]
+    assert judgement.p_value == pytest.approx(3 * difference(values[:seeds]).p_value(), rel=1e-9)
 
 
 def test_results_are_written_as_json_and_markdown(tiny, tmp_path):

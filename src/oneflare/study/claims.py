@@ -1,12 +1,12 @@
 """Tests the claims of a study: figures by seed, an interval and a verdict for each.
 
-A verdict is looked for at each number of seeds of the plan in turn, and the first that is clear stays.
+A verdict is looked for at each number of seeds of the plan, and the clearest of them counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,17 @@ from oneflare.study.cells import Cell, Place
 from oneflare.study.declare import Claim, Statement
 from oneflare.study.findings import Findings, Finished, Trace, rounded
 from oneflare.study.records import ClaimResult, StatementResult
-from oneflare.study.verdicts import MARGIN, UNDECIDED, Difference, Judgement, Side, difference, joint, judge
+from oneflare.study.verdicts import (
+    MARGIN,
+    UNDECIDED,
+    Difference,
+    Judgement,
+    Side,
+    difference,
+    discoveries,
+    joint,
+    judge,
+)
 
 
 def end_over_peak(trace: Trace) -> float:
@@ -56,14 +66,20 @@ def judge_claims(findings: Findings) -> tuple[ClaimResult, ...]:
     return tuple(_claim(findings, claim) for claim in findings.plan.declaration.claims)
 
 
-def open_cells(findings: Findings) -> list[Cell]:
-    """The cells that undecided claims need for their next look; none when all are decided or have had their last."""
-    found = []
-    for claim in findings.plan.declaration.claims:
-        tried = list(_trials(findings, claim))
-        if joint(trial.judged[1] for trial in tried).verdict == "undecided":
-            found += [cell for trial in tried if trial.judged[1] is UNDECIDED for cell in trial.next_cells()]
-    return found
+def open_cells(studies: Sequence[Findings]) -> list[Cell]:
+    """The cells that open claims need for their next look; none when no claim is open or all have had their last.
+
+    A claim is open while it is undecided, or while its verdict does not stand among all claims of these studies.
+    """
+    tried = [list(_trials(findings, claim)) for findings in studies for claim in findings.plan.declaration.claims]
+    standing = discoveries([joint(trial.judged[1] for trial in trials).p_value for trials in tried])
+    return [
+        cell
+        for trials, stands in zip(tried, standing, strict=True)
+        if not stands
+        for trial in _unsettled(trials)
+        for cell in trial.next_cells()
+    ]
 
 
 def _claim(findings: Findings, claim: Claim) -> ClaimResult:
@@ -102,22 +118,33 @@ class Trial:
         return MARGIN if self.test.kind != "quantity" and self.threshold == 0 else None
 
     @cached_property
-    def judged(self) -> tuple[Difference | None, Judgement]:
-        """What the last look has seen, and the verdict."""
-        found: Difference | None = None
-        looks = self.findings.plan.looks
-        for look in looks:
+    def seen(self) -> list[Difference]:
+        """What each look has seen, up to the first that lacks seeds."""
+        found: list[Difference] = []
+        for look in self.findings.plan.looks:
             sample = self.sample(look)
-            if sample is None:
+            if sample is not None:
+                found.append(sample)
+            if sample is None or len(sample.values) < look:
                 break
-            found = sample
+        return found
+
+    @cached_property
+    def judged(self) -> tuple[Difference | None, Judgement]:
+        """What the look with the clearest verdict has seen, and that verdict; the last look while none is clear."""
+        looks = self.findings.plan.looks
+        threshold = math.log10(self.threshold) if self.by_logarithm else self.threshold
+        clear: list[tuple[float, Difference, Judgement]] = []
+        for sample, look in zip(self.seen, looks, strict=False):
             if len(sample.values) < look:
                 break
-            threshold = math.log10(self.threshold) if self.by_logarithm else self.threshold
             judgement = judge(sample, threshold, self.side, looks=len(looks), margin=self.margin)
-            if judgement is not UNDECIDED:
-                return found, judgement
-        return found, UNDECIDED
+            if judgement.p_value is not None:
+                clear.append((judgement.p_value, sample, judgement))
+        if not clear:
+            return self.seen[-1] if self.seen else None, UNDECIDED
+        _, sample, judgement = min(clear, key=lambda look: look[0])
+        return sample, judgement
 
     def sample(self, first: int) -> Difference | None:
         """The figures of the first seeds: points of accuracy, per cent of another measure, or a quantity."""
@@ -160,8 +187,7 @@ class Trial:
         """All cells up to the first look that lacks some."""
         plan, rows = self.findings.plan, self.findings.rows
         arms = [rows[name].arm for name in (self.test.arm, self.test.than) if name is not None]
-        found, _ = self.judged
-        seen = 0 if found is None else len(found.values)
+        seen = len(self.seen[-1].values) if self.seen else 0
         look = next((look for look in plan.looks if look > seen), 0)
         return [plan.cell(place, arm, seed) for place in self.places for arm in arms for seed in plan.seeds[:look]]
 
@@ -173,6 +199,15 @@ def _trials(findings: Findings, claim: Claim) -> Iterator[Trial]:
         pairs = _ends(places) if test.kind == "trend" else ((place,) for place in places)
         for where in pairs:
             yield Trial(findings, test, where)
+
+
+def _unsettled(trials: Sequence[Trial]) -> list[Trial]:
+    """Those whose clarity decides how clear the claim is: that refute it, else that are undecided, else all."""
+    verdicts = [trial.judged[1].verdict for trial in trials]
+    for decisive in ("refuted", "undecided"):
+        if decisive in verdicts:
+            return [trial for trial, verdict in zip(trials, verdicts, strict=True) if verdict == decisive]
+    return list(trials)
 
 
 def _applies(test: Statement, place: Place) -> bool:

@@ -1,7 +1,7 @@
-"""Adds seeds to studies until every claim has a clear verdict, or all its seeds were run.
+"""Adds seeds to studies until every claim has a verdict that stands among all of them, or all its seeds were run.
 
-Every cell is run with the seeds of the first look (`Scale.looks`); then only the arms of claims that are still
-undecided get the seeds of the next look.
+Every cell is run with the seeds of the first look (`Scale.looks`); then only the arms of claims that are still open
+(`oneflare.study.claims.open_cells`) get the seeds of the next look.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run_until_clear(
     failed: dict[str, Outcome] = {}
     while cells:
         failed |= {outcome.cell: outcome for outcome in work(cells, number) if outcome.status == "failed"}
-        wanted = merged(cell for plan in plans for cell in open_cells(Findings(plan, runs)))
+        wanted = merged(open_cells([Findings(plan, runs) for plan in plans]))
         cells = [cell for cell in wanted if cell.name not in failed and not is_complete(cell, runs)]
         number += 1
     return list(failed.values())

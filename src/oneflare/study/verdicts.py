@@ -36,7 +36,7 @@ RULE = (
     f"tests, that it lies between -{MARGIN:g} and {MARGIN:g}. Otherwise it is undecided. A statement about one method "
     f"alone is tested in the same way on a quantity of each seed, lambdas by their logarithm. Fewer than "
     f"{FEWEST_SEEDS} seeds decide nothing. Where seeds are added until a verdict is clear, it is looked for at fixed "
-    f"numbers of seeds and the first clear verdict stays; the error is divided by the number of looks (Bonferroni). A "
+    f"numbers of seeds and the clearest verdict counts; the error is divided by the number of looks (Bonferroni). A "
     f"claim is confirmed when all its tests are at all places, refuted when any is refuted, and shows no difference "
     f"when the tests that are not confirmed show none. The summary over all claims keeps the verdicts that stand at a "
     f"false discovery rate of {ERROR:.0%} (Benjamini and Hochberg 1995)."
