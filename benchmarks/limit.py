@@ -60,6 +60,8 @@ BLOCKS = {"3MB": 2, "45MB": 8}
 ONE_BLOCK = "analytic.blocks=1"
 MOVED = "fusions=[{name: analytic, moved: 1}]"
 """for CIFAR-10, chosen on training images that nobody trained on (docs/analytic.md)"""
+MEANS = "analytic.moved=1"
+"""features are means over each image and a moved copy, chosen in the same way; for sums of whole numbers"""
 PATCHES = {"cifar10": "small", "cifar100": "small", "svhn": "large"}
 """`analytic.patches`, chosen on training images that nobody trained on (docs/analytic.md)"""
 
@@ -81,6 +83,10 @@ def cells() -> dict[str, list[str]]:
         words += [f"analytic.blocks={BLOCKS[limit]}", "analytic.kept=10"]
         size, end = f"{limit} in {BLOCKS[limit]} blocks", f"{dtype}-a{alpha}-s{seed}"
         chosen = [*words, f"analytic.patches={PATCHES[data]}"]
+        if dtype == "whole" and data != "svhn":
+            name = size if limit == "3MB" else f"{size}, {PATCHES[data]} patches"
+            found[f"{data}-{name}, means-{end}"] = [*(words if limit == "3MB" else chosen), MEANS]
+            continue
         found[f"{data}-{size}, {PATCHES[data]} patches-{end}"] = chosen
         if (data, limit) == ("cifar10", "45MB"):
             found[f"{data}-{size}, {PATCHES[data]} patches, moved-{end}"] = [*chosen, MOVED]

@@ -9,10 +9,15 @@ Organisations with private, badly skewed data each train alone, upload one file 
 Names are imported when first used, so that `import oneflare` costs nothing.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from oneflare._version import __version__
+
+# The memory pools of the library behind torch's matrices do not survive a fork after threads have used them: workers
+# then wait for ever in an allocation, or compute in each other's memory. It reads this when it first allocates.
+os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
 
 if TYPE_CHECKING:
     from oneflare.data import Dataset, from_arrays

@@ -93,15 +93,15 @@ def test_features_do_not_depend_on_neighbours(mirror):
 
 
 def test_features_of_moved_copies_are_averaged():
-    """Oracle: the three images moved by hand, with their border repeated."""
+    """Oracle: the image and its copy moved by hand, with its border repeated."""
     pixels, plain = images(3, 3, 32), build(features=150)
     wide = F.pad(pixels.float(), (2, 2, 2, 2), mode="replicate").to(torch.uint8)
-    copies = [wide[:, :, 2 + down : 34 + down, 2 + right : 34 + right] for down, right in ((0, 0), (2, -2), (-2, 2))]
+    copies = [wide[:, :, 2 + down : 34 + down, 2 + right : 34 + right] for down, right in ((0, 0), (2, -2))]
     expected = torch.stack([plain(copy) for copy in copies]).mean(0)
     own = build(features=150, moved=2)
     assert torch.allclose(own(pixels), expected, atol=1e-5)
     assert own.fingerprint() != plain.fingerprint()
-    assert own.shape.seconds(150) > 2 * plain.shape.seconds(150)
+    assert own.shape.seconds(150) > 1.9 * plain.shape.seconds(150)
 
 
 def test_the_map_is_a_function_of_its_spec():

@@ -97,8 +97,8 @@ class Size(Options):
     and averages the scores, each by its weight, and for the same upload more features fit. Default: products of all
     features, or where upload.limit decides how many features there are, as many blocks as suit its size"""
     moved: int | None = None
-    """features are means over the image and two copies of it that are moved by so many pixels along the diagonals, at
-    three times the time; fusion analytic.moved does it for the model alone. Default: features of the image"""
+    """features are means over the image and a copy of it that is moved by so many pixels up and to the right, at twice
+    the time; fusion analytic.moved averages over copies for the model alone. Default: features of the image"""
 
 
 MOST_MOVED = 4
@@ -147,7 +147,7 @@ class Paired:
     which equals adding all mirrored images at no cost (`RandomConv`).
 
     With `blocks` the features are dealt to so many blocks at random (`oneflare.nn.blocks`), and stand in their order.
-    With `moved` they are means over the image and two moved copies of it.
+    With `moved` they are means over the image and a moved copy of it.
     """
 
     def __init__(
@@ -204,8 +204,7 @@ class Paired:
         """x: `(n, c, h, w)` in grey levels 0 to 255"""
         if self.moved is None:
             return self._of_image(x)
-        total = self._of_image(x) + self._of_image(moved_by(x, -self.moved, self.moved))
-        return (total + self._of_image(moved_by(x, self.moved, -self.moved))) / 3
+        return self._of_image(x).add_(self._of_image(moved_by(x, -self.moved, self.moved))).mul_(0.5)
 
     def _of_image(self, x: Tensor) -> Tensor:
         found = [self._colours(x / 255.0)] if self.colour_grid else []
@@ -246,7 +245,7 @@ class Paired:
         if self.order is not None:
             digest.update(repr(self.blocks).encode() + self.order.numpy().tobytes())
         if self.moved is not None:
-            digest.update(f"moved by {self.moved}".encode())
+            digest.update(f"and moved by {self.moved}".encode())
         return digest.hexdigest()
 
 
@@ -281,7 +280,7 @@ class PairedShape:
         if parts.moved is not None and not 1 <= parts.moved <= min(MOST_MOVED, max(1, size // 8)):
             raise ConfigError(f"analytic.moved: must lie between 1 and {MOST_MOVED} pixels (got {parts.moved})")
         self.channels, self.size, self.mirror, self.kept = channels, size, mirror, parts.kept
-        self.copies = 1 if parts.moved is None else 3
+        self.copies = 1 if parts.moved is None else 2
         self.blocks = parts.blocks or 1
         self.most = min(MOST_FEATURES * self.blocks, MOST_IN_BLOCKS)
         self.colours = colour_features(channels, colour_grid, mirror)

@@ -45,7 +45,7 @@ FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
 WHOLE = "whole"
 """sums of whole numbers, which are not rounded (`oneflare.upload.whole`)"""
 CODED = frozenset({*FINENESS, WHOLE})
-BITS = {"coarse": 5.0, "fine": 9.0, WHOLE: 11.0}
+BITS = {"coarse": 5.0, "fine": 9.0, WHOLE: 10.0}
 """of a product, for which a map is planned where a limit is given; the step grows where that is not enough"""
 PRODUCT_BITS = {"float32": 32.0, "int16": 16.0, "int12": 12.0, **BITS}
 """of a product, for each way of sending it"""

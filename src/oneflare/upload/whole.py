@@ -9,14 +9,11 @@ which are whole numbers and add up without rounding, in any order and however im
 image moves each of its features by at most w/2, with variance w^2/12; unlike rounding a member's sums
 (`oneflare.upload.coding`), it does not depend on who holds the image.
 
-Of G the words of `oneflare.upload.words` are sent, with a step of 1, so that nothing is lost: what is coded is
-G - [t t^T / n], with t the sum of all b_c. Products and quotients of whole numbers below 2^53 are rounded alike on
-every processor, so the reader adds exactly what was taken off.
+Of G is sent by how much it misses what its earlier rows foretell (`oneflare.upload.foretold`), so that nothing is lost.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,11 +22,13 @@ from torch import Tensor
 
 from oneflare.nn import FeatureMap
 from oneflare.nn.decorrelation import Decorrelation
+from oneflare.upload.foretold import decode_foretold, encode_foretold
 from oneflare.upload.limits import FeatureLimits
 from oneflare.upload.statistics import COUNTS, SCATTER, SUMS, Statistics
-from oneflare.upload.symmetric import SLACK, mirrored_, positive, upper_values
-from oneflare.upload.words import EXACT, Parsed, rows_apart, with_rest
+from oneflare.upload.symmetric import SLACK, mirrored_, upper_values
 
+EXACT = 1 << 24
+"""below which whole numbers are exact in single precision"""
 WIDTH = 0.6
 """of the deviation that a decorrelated feature has over synthetic pictures: the step w"""
 LARGEST = 90
@@ -64,13 +63,9 @@ def whole(z: Tensor) -> Tensor:
 
 def pack_whole(found: Statistics) -> dict[str, Tensor]:
     """The packed sums of q, of whose G the upper triangle counts; a ValueError where they are too large."""
-    images, total = max(float(found.counts.sum()), 1.0), found.sums.double().sum(0)
-    left = mirrored_(found.gram.double()).sub_(_mean_part(total, images))
-    if float(left.abs().max()) >= EXACT or float(found.sums.abs().max()) >= EXACT:
-        raise ValueError(f"sums over {images:.0f} images are too large to be sent in whole numbers")
-    products = left.float()
-    rows = rows_apart(products, math.sqrt(images) / WIDTH**2)
-    words = with_rest(rows, products, 0)
+    if float(found.sums.abs().max()) >= EXACT:
+        raise ValueError(f"sums over {float(found.counts.sum()):.0f} images are too large to be sent in whole numbers")
+    words = encode_foretold(mirrored_(found.gram.double()), _class_rows(found.sums, found.counts))
     return {SUMS: found.sums.float(), COUNTS: found.counts.long(), SCATTER: words}
 
 
@@ -81,21 +76,14 @@ def whole_sums(packed: Mapping[str, Tensor], into: Tensor | None = None) -> Stat
     """
     sums, counts = packed[SUMS].double(), packed[COUNTS].double()
     dim = sums.shape[1]
-    products = _parsed(packed).products_into(torch.empty(dim, dim, dtype=torch.float64) if into is None else into)
-    return Statistics(products.add_(_mean_part(sums.sum(0), max(float(counts.sum()), 1.0))), sums, counts)
+    memory = torch.empty(dim, dim, dtype=torch.float64) if into is None else into
+    return Statistics(decode_foretold(packed[SCATTER], _class_rows(sums, counts), memory), sums, counts)
 
 
-def _mean_part(total: Tensor, images: float) -> Tensor:
-    """[t t^T / n] `(D, D)`"""
-    return torch.outer(total, total).div_(images).round_()
-
-
-def _parsed(packed: Mapping[str, Tensor]) -> Parsed:
-    dim = packed[SUMS].shape[1]
-    found = Parsed.of(packed[SCATTER], dim, max(dim // 2, 1))
-    if found.step != 1.0:
-        raise ValueError("its numbers are not whole")
-    return found
+def _class_rows(sums: Tensor, counts: Tensor) -> Tensor:
+    """b_c / sqrt(n_c) of the classes that have images, whose products are what class means give of G"""
+    present = counts > 0
+    return sums[present] / counts[present, None].sqrt()
 
 
 def plain_whole(packed: Mapping[str, Tensor], coder: Decorrelation) -> dict[str, Tensor]:
@@ -120,7 +108,7 @@ def whole_limits(limits: FeatureLimits, coder: Decorrelation) -> FeatureLimits:
 def whole_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str | None:
     """What no images could give, in sums of q whose class means are possible; None if nothing is.
 
-    limits: of q
+    Products that contradict each other or the class means have no code (`Foretold.learn`). limits: of q
     """
     if bool((packed[SUMS] != packed[SUMS].round()).any()):
         return "sums is not in whole numbers"
@@ -128,7 +116,7 @@ def whole_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str 
         found = whole_sums(packed)
     except ValueError as error:
         return f"scatter is not in the code of sums: {error}"
-    n, present = found.samples, found.counts > 0
+    n = found.samples
     mean = found.sums.sum(0) / n
     variances = found.gram.diagonal() / n - mean.square()
     most = (limits.high - mean).clamp(min=0) * (mean - limits.low).clamp(min=0)  # Bhatia and Davis 2000
@@ -136,8 +124,4 @@ def whole_complaint(packed: Mapping[str, Tensor], limits: FeatureLimits) -> str 
     if bool(excess.any()):
         worst = int(variances.where(excess, torch.zeros((), dtype=torch.float64)).argmax())
         return f"scatter has a variance of {float(variances[worst]):.3g}, more than its feature can have"
-    means = found.sums[present] / found.counts[present, None]
-    within = (found.gram - means.T @ found.sums[present]).float()
-    if not positive(within, SLACK * max(float(found.gram.diagonal().max()), 1.0)):
-        return "scatter and sums contradict each other: no images have these class means and these covariances"
     return None
