@@ -60,7 +60,7 @@ BLOCKS = {"3MB": 2, "45MB": 8}
 ONE_BLOCK = "analytic.blocks=1"
 MOVED = "fusions=[{name: analytic, moved: 1}]"
 """for CIFAR-10, chosen on training images that nobody trained on (docs/analytic.md)"""
-MEANS = "analytic.moved=1"
+MEANS = ["analytic.moved=1", "analytic.copies=2"]
 """features are means over each image and a moved copy, chosen in the same way; for sums of whole numbers"""
 PATCHES = {"cifar10": "small", "cifar100": "small", "svhn": "large"}
 """`analytic.patches`, chosen on training images that nobody trained on (docs/analytic.md)"""
@@ -85,7 +85,7 @@ def cells() -> dict[str, list[str]]:
         chosen = [*words, f"analytic.patches={PATCHES[data]}"]
         if dtype == "whole" and data != "svhn":
             name = size if limit == "3MB" else f"{size}, {PATCHES[data]} patches"
-            found[f"{data}-{name}, means-{end}"] = [*(words if limit == "3MB" else chosen), MEANS]
+            found[f"{data}-{name}, means-{end}"] = [*(words if limit == "3MB" else chosen), *MEANS]
             continue
         found[f"{data}-{size}, {PATCHES[data]} patches-{end}"] = chosen
         if (data, limit) == ("cifar10", "45MB"):
@@ -135,6 +135,8 @@ def children_seconds() -> float:
 
 def figures(folder: Path, words: list[str]) -> dict[str, Any]:
     result = RunResult.read(folder / "result.json")
+    if len(result.fused_clients) < CLIENTS:
+        raise SystemExit(f"{folder}: only clients {list(result.fused_clients)} were fused; result.json says why")
     own = result.fusions["analytic"]
     sizes = [path.stat().st_size for path in sorted(folder.glob("clients/*/upload.safetensors"))]
     return {

@@ -92,16 +92,23 @@ def test_features_do_not_depend_on_neighbours(mirror):
     assert torch.allclose(own(pixels.flip(-1)), together, atol=1e-4) == mirror
 
 
-def test_features_of_moved_copies_are_averaged():
-    """Oracle: the image and its copy moved by hand, with its border repeated."""
+@pytest.mark.parametrize(("copies", "moves"), [(2, ((0, 0), (2, -2))), (None, ((0, 0), (2, -2), (-2, 2)))])
+def test_features_of_moved_copies_are_averaged(copies, moves):
+    """Oracle: the images moved by hand, with their border repeated."""
     pixels, plain = images(3, 3, 32), build(features=150)
     wide = F.pad(pixels.float(), (2, 2, 2, 2), mode="replicate").to(torch.uint8)
-    copies = [wide[:, :, 2 + down : 34 + down, 2 + right : 34 + right] for down, right in ((0, 0), (2, -2))]
-    expected = torch.stack([plain(copy) for copy in copies]).mean(0)
-    own = build(features=150, moved=2)
+    moved = [wide[:, :, 2 + down : 34 + down, 2 + right : 34 + right] for down, right in moves]
+    expected = torch.stack([plain(copy) for copy in moved]).mean(0)
+    own = build(features=150, moved=2, copies=copies)
     assert torch.allclose(own(pixels), expected, atol=1e-5)
     assert own.fingerprint() != plain.fingerprint()
-    assert own.shape.seconds(150) > 1.9 * plain.shape.seconds(150)
+    assert len({build(features=150, moved=2, copies=other).fingerprint() for other in (2, 3, None)}) == 2
+    assert own.shape.seconds(150) > (len(moves) - 0.1) * plain.shape.seconds(150)
+
+
+def test_copies_without_a_move_are_refused():
+    with pytest.raises(ConfigError, match=r"analytic\.moved"):
+        build(features=150, copies=2)
 
 
 def test_the_map_is_a_function_of_its_spec():

@@ -217,6 +217,13 @@ def test_sums_beyond_the_limit_are_refused_and_not_rounded(tmp_path, monkeypatch
     assert "upload.limit" in done.stderr
 
 
+@pytest.mark.parametrize("dtype", ["coarse", "fine", "whole"])
+def test_larger_blocks_of_whole_sums_are_planned_with_fewer_bits(dtype):
+    small, large = coding.planned_bits(dtype, 100), coding.planned_bits(dtype, 3000)
+    assert small == coding.BITS[dtype]
+    assert large == small - (coding.WHOLE_SAVED if dtype == "whole" else 0)
+
+
 def test_factors_and_published_rules_take_no_whole_sums():
     with pytest.raises(ConfigError, match=r"upload\.factors"):
         resolve({"method": "analytic", "upload": {"statistics_dtype": "whole", "factors": True}})

@@ -7,7 +7,7 @@ from typing import Any
 
 from oneflare.nn.feature_maps import FEATURE_MAPS
 
-LATER = frozenset({"blocks", "moved", "patches"})
+LATER = frozenset({"blocks", "copies", "moved", "patches"})
 """options of maps that manifests name only where they are given"""
 
 

@@ -97,8 +97,11 @@ class Size(Options):
     and averages the scores, each by its weight, and for the same upload more features fit. Default: products of all
     features, or where upload.limit decides how many features there are, as many blocks as suit its size"""
     moved: int | None = None
-    """features are means over the image and a copy of it that is moved by so many pixels up and to the right, at twice
-    the time; fusion analytic.moved averages over copies for the model alone. Default: features of the image"""
+    """features are means over the image and copies of it that are moved by so many pixels along a diagonal; fusion
+    analytic.moved does it for the model alone. Default: features of the image"""
+    copies: Literal[2, 3] | None = None
+    """how many images those means are over, and how many times as long they take: 2 has the image and a copy that is
+    moved up and to the right, 3 has one that is moved down and to the left as well (default)"""
 
 
 MOST_MOVED = 4
@@ -147,7 +150,7 @@ class Paired:
     which equals adding all mirrored images at no cost (`RandomConv`).
 
     With `blocks` the features are dealt to so many blocks at random (`oneflare.nn.blocks`), and stand in their order.
-    With `moved` they are means over the image and a moved copy of it.
+    With `moved` they are means over the image and moved copies of it.
     """
 
     def __init__(
@@ -164,7 +167,8 @@ class Paired:
         if colour_grid < 0 or threshold < 0:
             raise ConfigError("analytic: colour_grid and threshold must not be negative")
         self.shape = PairedShape(channels, size, bool(mirror), min(colour_grid, size), parts)
-        self.mirror, self.colour_grid, self.moved = bool(mirror), min(colour_grid, size), parts.moved
+        self.mirror, self.colour_grid = bool(mirror), min(colour_grid, size)
+        self.moved, self.copies = parts.moved, self.shape.copies
         self.banks: list[Bank] = []
         self.kept: list[Tensor] = []
         for place, (part, share) in enumerate(self.shape.shares(self.shape.features)):
@@ -204,7 +208,10 @@ class Paired:
         """x: `(n, c, h, w)` in grey levels 0 to 255"""
         if self.moved is None:
             return self._of_image(x)
-        return self._of_image(x).add_(self._of_image(moved_by(x, -self.moved, self.moved))).mul_(0.5)
+        total = self._of_image(x).add_(self._of_image(moved_by(x, -self.moved, self.moved)))
+        if self.copies > 2:
+            total += self._of_image(moved_by(x, self.moved, -self.moved))
+        return total.div_(self.copies)
 
     def _of_image(self, x: Tensor) -> Tensor:
         found = [self._colours(x / 255.0)] if self.colour_grid else []
@@ -245,7 +252,7 @@ class Paired:
         if self.order is not None:
             digest.update(repr(self.blocks).encode() + self.order.numpy().tobytes())
         if self.moved is not None:
-            digest.update(f"and moved by {self.moved}".encode())
+            digest.update(f"moved by {self.moved}{'' if self.copies == 3 else f', {self.copies} copies'}".encode())
         return digest.hexdigest()
 
 
@@ -280,7 +287,9 @@ class PairedShape:
         if parts.moved is not None and not 1 <= parts.moved <= min(MOST_MOVED, max(1, size // 8)):
             raise ConfigError(f"analytic.moved: must lie between 1 and {MOST_MOVED} pixels (got {parts.moved})")
         self.channels, self.size, self.mirror, self.kept = channels, size, mirror, parts.kept
-        self.copies = 1 if parts.moved is None else 2
+        if parts.copies is not None and parts.moved is None:
+            raise ConfigError("analytic.copies: says how many moved copies there are; set analytic.moved as well")
+        self.copies = 1 if parts.moved is None else parts.copies or 3
         self.blocks = parts.blocks or 1
         self.most = min(MOST_FEATURES * self.blocks, MOST_IN_BLOCKS)
         self.colours = colour_features(channels, colour_grid, mirror)

@@ -45,8 +45,12 @@ FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
 WHOLE = "whole"
 """sums of whole numbers, which are not rounded (`oneflare.upload.whole`)"""
 CODED = frozenset({*FINENESS, WHOLE})
-BITS = {"coarse": 5.0, "fine": 9.0, WHOLE: 10.0}
+BITS = {"coarse": 5.0, "fine": 9.0, WHOLE: 10.5}
 """of a product, for which a map is planned where a limit is given; the step grows where that is not enough"""
+WHOLE_BLOCK = 1500
+"""features of a block, beyond which whole sums need fewer bits, because more is foretold"""
+WHOLE_SAVED = 0.75
+"""bits that each doubling of the block saves"""
 PRODUCT_BITS = {"float32": 32.0, "int16": 16.0, "int12": 12.0, **BITS}
 """of a product, for each way of sending it"""
 SAMPLED = 16
@@ -64,6 +68,12 @@ def coder_of(feature_map: Mapping[str, Any], channels: int, size: int) -> Decorr
 @lru_cache(maxsize=2)
 def _coder(spec: str, channels: int, size: int) -> Decorrelation:
     return Decorrelation.of(build_feature_map(json.loads(spec), channels, size), channels, size, RIDGE)
+
+
+def planned_bits(dtype: str, block: int) -> float:
+    """Of a product in a block of so many features. For whole sums a member with 5,000 images needed 0.4 bits less."""
+    saved = WHOLE_SAVED * math.log2(max(block / WHOLE_BLOCK, 1.0)) if dtype == WHOLE else 0.0
+    return BITS[dtype] - saved
 
 
 def coded(packed: Mapping[str, Tensor], coder: Decorrelation, dtype: str, room: int | None = None) -> dict[str, Tensor]:

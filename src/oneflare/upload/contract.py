@@ -17,7 +17,7 @@ from oneflare.nn import PrototypeNetwork
 from oneflare.nn.blocks import block_sizes
 from oneflare.upload.blocks import block_name
 from oneflare.upload.class_statistics import class_layout
-from oneflare.upload.coding import BITS, SCATTER
+from oneflare.upload.coding import BITS, SCATTER, planned_bits
 from oneflare.upload.evidence import layout
 from oneflare.upload.masking.fixed_point import FIXED, FixedPoint, vector_size
 from oneflare.upload.mixtures import mixture_layout
@@ -177,10 +177,10 @@ def at_most(contract: Contract) -> frozenset[str]:
 
 def statistics_bytes(dim: int, classes: int, dtype: str, blocks: int | None = None) -> int:
     """Bytes of the packed statistics G, b and n of so many features; of coded ones, as many as are planned for."""
-    numbers = sum(map(triangle_size, block_sizes(dim, blocks)))
-    sums = 4 * classes * dim + 8 * classes
+    sizes = block_sizes(dim, blocks)
+    numbers, sums = sum(map(triangle_size, sizes)), 4 * classes * dim + 8 * classes
     if dtype in BITS:
-        return math.ceil(BITS[dtype] * numbers / 8) + sums
+        return math.ceil(sum(planned_bits(dtype, size) * triangle_size(size) for size in sizes) / 8) + sums
     scatter = {"float32": 4 * numbers, "int16": 2 * numbers + 4 * dim, "int12": 2 * twelve_bit_size(numbers) + 4 * dim}
     return scatter[dtype] + sums
 

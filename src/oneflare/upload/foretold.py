@@ -11,9 +11,9 @@ taken off. It is smaller than G the more is known, and nearly 0 as soon as there
 reader knows the same rows and adds F again. By the chain rule for entropies no code of such sums, drawn at random, can
 be much shorter (Bartlett 1933 for their decomposition).
 
-F is rounded to whole numbers, and processors round differently on the way. Where F lies so near the middle between two
-whole numbers that another processor might round it to the other, the place is sent, and there F is rounded down. A
-checksum of G tells a reader whether it has found the numbers that were sent.
+F is rounded to whole numbers, and processors differ in the last digits of F. Where F lies so near the middle between
+two whole numbers that another processor might round it to the other, the place is sent, and there F is rounded down.
+A checksum of G tells a reader whether it has found the numbers that were sent.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def decode_foretold(words: Tensor, known: Tensor, into: Tensor) -> Tensor:
 
 
 def _down(found: Tensor) -> Tensor:
-    """Of numbers near the middle between two whole ones, the lower: these are as far as can be from where it changes."""
+    """Of numbers near the middle between two whole ones, the lower: nothing near them is rounded to another."""
     return (found - 0.5).round()
 
 
