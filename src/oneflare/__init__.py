@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from oneflare._version import __version__
 
 # The memory pools of the library behind torch's matrices do not survive a fork after threads have used them: workers
-# then wait for ever in an allocation, or compute in each other's memory. It reads this when it first allocates.
+# were seen to wait for ever in an allocation. It reads this when it first allocates.
 os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
 
 if TYPE_CHECKING:
