@@ -120,6 +120,13 @@ def test_products_that_no_images_have_are_refused():
         words(torch.full((2, 2), 2.0**53, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(("number", "length"), [(10**6, 50), (3, 500), (-1, 4), (3, -4), (0, 4), (3, 10**9)])
+def test_more_doubtful_places_than_there_can_be_are_refused(number, length):
+    forged = torch.cat([torch.tensor([0, number, length]), torch.zeros(600, dtype=torch.int64)])
+    with pytest.raises(ValueError, match="do not fit"):
+        read(forged, nothing(90))
+
+
 def test_places_below_the_diagonal_are_refused():
     products = drawn(100, 90)
     gaps = encode_rows([torch.tensor([90 * 50 + 3])])

@@ -37,7 +37,8 @@ DOUBT = 2.0**-11
 """how near the middle between two whole numbers F may come before the place is sent"""
 HEADER = 3
 """words: a checksum of G, how many places are doubtful, and the number of words in which they are"""
-WORD_BITS = 64
+MOST_DOUBTFUL, MOST_DOUBT = 64, 1 / 64
+"""places, and the part of all places, that may be doubtful; twice DOUBT of them are, and each takes less than a word"""
 EXACT = 2.0**52
 """below which sums and differences of whole numbers are exact in double precision"""
 NO_IMAGES = "no images have these sums of products"
@@ -137,7 +138,8 @@ def _parsed(words: Tensor, dim: int) -> tuple[int, Tensor, Tensor]:
     if len(words) < HEADER:
         raise ValueError("it is shorter than its header")
     checksum, number, length = words[:HEADER].tolist()
-    if not 0 <= length <= len(words) - HEADER or not 0 <= number <= WORD_BITS * length or (length > 0) != (number > 0):
+    fits = 0 <= length <= len(words) - HEADER and (length > 0) == (number > 0)
+    if not fits or not 0 <= number <= MOST_DOUBTFUL + dim * dim * MOST_DOUBT or length > number + MOST_DOUBTFUL:
         raise ValueError("its doubtful places do not fit into it")
     code, stream = words[HEADER : HEADER + length], words[HEADER + length :]
     if number == 0:
