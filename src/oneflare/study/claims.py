@@ -138,7 +138,7 @@ class Trial:
         for sample, look in zip(self.seen, looks, strict=False):
             if len(sample.values) < look:
                 break
-            judgement = judge(sample, threshold, self.side, looks=len(looks), margin=self.margin)
+            judgement = judge(sample, threshold, self.side, looks=looks, margin=self.margin)
             if judgement.p_value is not None:
                 clear.append((judgement.p_value, sample, judgement))
         if not clear:

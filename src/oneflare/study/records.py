@@ -190,7 +190,7 @@ class StatementResult:
     mean: float | None
     interval: Interval | None
     p_value: float | None
-    """of the test behind the verdict, times the number of looks; while undecided, of the claimed side alone"""
+    """of the test behind the verdict, over all looks; while undecided, of the claimed side alone"""
     verdict: Verdict
 
 

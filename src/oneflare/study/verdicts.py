@@ -8,6 +8,7 @@ each image are kept, images are drawn again as well, crossed with the seeds (Owe
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,10 @@ MARGIN = 1.0
 """points of accuracy (per cent of another measure) below which a difference counts as none"""
 RESAMPLES = 4000
 CHUNK = 250
+SIMULATED = 400_000
+"""rows behind `smallest_of_looks`"""
+SIMULATED_TAIL = 400
+"""rows below which their number says too little"""
 RULE = (
     f"A difference is confirmed when two things agree that it is on the claimed side of its threshold: the "
     f"{LEVEL:.0%} bootstrap interval (over seeds; over seeds and test images where answers are kept) and Student's "
@@ -36,7 +41,8 @@ RULE = (
     f"tests, that it lies between -{MARGIN:g} and {MARGIN:g}. Otherwise it is undecided. A statement about one method "
     f"alone is tested in the same way on a quantity of each seed, lambdas by their logarithm. Fewer than "
     f"{FEWEST_SEEDS} seeds decide nothing. Where seeds are added until a verdict is clear, it is looked for at fixed "
-    f"numbers of seeds and the clearest verdict counts; the error is divided by the number of looks (Bonferroni). A "
+    f"numbers of seeds and the clearest verdict counts; its p value becomes the chance that the smallest of all looks' "
+    f"is as small, which is less than as many times as there are looks (Bonferroni), for they share seeds. A "
     f"claim is confirmed when all its tests are at all places, refuted when any is refuted, and shows no difference "
     f"when the tests that are not confirmed show none. The summary over all claims keeps the verdicts that stand at a "
     f"false discovery rate of {ERROR:.0%} (Benjamini and Hochberg 1995)."
@@ -136,16 +142,45 @@ class Judgement:
 
     verdict: Verdict
     p_value: float | None
-    """of the test behind the verdict, times the number of looks; None while undecided"""
+    """of the test behind the verdict, over all looks (`smallest_of_looks`); None while undecided"""
 
 
 UNDECIDED = Judgement("undecided", None)
 
 
-def judge(found: Difference, threshold: float, side: Side, *, looks: int = 1, margin: float | None = None) -> Judgement:
+def smallest_of_looks(p_value: float, looks: tuple[int, ...]) -> float:
+    """How likely the smallest p value of Student's tests is so small, if the mean is at the threshold.
+
+    Each test takes the first values of a row, so many as its look has, and the values are Gaussian. From a simulation;
+    where that has met too few rows, and in any case at most the p value times the number of looks.
+    """
+    if len(looks) < 2:
+        return p_value
+    simulated = _smallest_p_values(looks)
+    below = max(SIMULATED_TAIL, int(np.searchsorted(simulated, p_value, side="right")))
+    return min(1.0, len(looks) * p_value, below / len(simulated))
+
+
+@functools.lru_cache(maxsize=4)
+def _smallest_p_values(looks: tuple[int, ...]) -> NDArray[np.float64]:
+    """Sorted, of `SIMULATED` rows of values whose mean is 0."""
+    from scipy.stats import t
+
+    rows = np.random.default_rng(0).standard_normal((SIMULATED, max(looks)))
+    smallest = np.ones(SIMULATED)
+    for look in looks:
+        seen = rows[:, :look]
+        statistic = seen.mean(1) / (seen.std(1, ddof=1) / math.sqrt(look))
+        np.minimum(smallest, t.sf(statistic, look - 1), out=smallest)
+    return np.sort(smallest)
+
+
+def judge(
+    found: Difference, threshold: float, side: Side, *, looks: tuple[int, ...] = (), margin: float | None = None
+) -> Judgement:
     """RULE for a difference.
 
-    looks: at how many numbers of seeds a verdict is looked for. margin: below it a difference counts as none; None
+    looks: at which numbers of seeds a verdict is looked for, where it is at several. margin: below it a difference counts as none; None
     where "no difference" makes no sense.
     """
     if len(found.values) < FEWEST_SEEDS or found.interval is None:
@@ -163,8 +198,11 @@ def judge(found: Difference, threshold: float, side: Side, *, looks: int = 1, ma
         ("no difference", between),
     )
     for verdict, evidence in verdicts:
-        if evidence.interval_agrees and evidence.p_value is not None and evidence.p_value < ERROR / looks:
-            return Judgement(verdict, min(1.0, looks * evidence.p_value))
+        if not evidence.interval_agrees or evidence.p_value is None:
+            continue
+        p_value = smallest_of_looks(evidence.p_value, looks)
+        if p_value < ERROR:
+            return Judgement(verdict, p_value)
     return UNDECIDED
 
 
