@@ -8,7 +8,7 @@ from oneflare.errors import ConfigError
 from oneflare.nn import FEATURE_MAPS, build_feature_map, feature_map_spec
 from oneflare.nn.blocks import block_order, block_sizes
 from oneflare.nn.feature_maps import Bounded, soft_cells
-from oneflare.nn.filter_banks import CONTRAST_EPS, FilterBank, PairBank, View
+from oneflare.nn.filter_banks import FilterBank, PairBank, View
 from oneflare.nn.paired_maps import Paired, PairedShape, Size, kept_outputs, parts_of
 from oneflare.nn.sized_maps import fitted
 from oneflare.nn.synthetic_filters import synthetic_filters
@@ -28,7 +28,7 @@ def plain_responses(pixels, view, filters, seed):
     x = F.avg_pool2d(pixels.double(), view.reduce)
     patches = F.unfold(x, view.kernel)
     patches = patches - patches.mean(1, keepdim=True)
-    patches = patches / (patches.square().mean(1, keepdim=True) + CONTRAST_EPS).sqrt()
+    patches = patches / (patches.square().mean(1, keepdim=True) + view.eps).sqrt()
     weights = synthetic_filters(filters, view.channels, view.kernel, seed).double().flatten(1)
     response = weights @ patches
     return torch.cat([(response - view.threshold).clamp(min=0), (-response - view.threshold).clamp(min=0)], 1)
@@ -39,9 +39,9 @@ def averaged(maps, side, pool):
     return F.avg_pool2d(maps.unflatten(2, (side, side)), pool)
 
 
-@pytest.mark.parametrize("reduce", [1, 2])
-def test_outputs_of_filters_are_roots_of_averages_of_thresholded_responses(reduce):
-    view, pixels = View(3, 32, 5, reduce, 0.35), images(3, 3, 32)
+@pytest.mark.parametrize(("reduce", "eps"), [(1, 10.0), (2, 10.0), (1, 1000.0)])
+def test_outputs_of_filters_are_roots_of_averages_of_thresholded_responses(reduce, eps):
+    view, pixels = View(3, 32, 5, reduce, 0.35, eps), images(3, 3, 32)
     bank = FilterBank(view, 70, 4)
     maps = averaged(plain_responses(pixels, view, 70, 4), 32 // reduce - 4, bank.pool)
     expected = torch.einsum("nfyx,cyx->ncf", maps, soft_cells(bank.side).double()).sqrt()
@@ -50,7 +50,7 @@ def test_outputs_of_filters_are_roots_of_averages_of_thresholded_responses(reduc
 
 
 def test_outputs_of_pairs_are_roots_of_averaged_products_of_neighbours():
-    view, pixels = View(3, 32, 5, 1, 0.35), images(2, 3, 32)
+    view, pixels = View(3, 32, 5, 1, 0.35, 10.0), images(2, 3, 32)
     bank = PairBank(view, 30, 7)
     maps = averaged(plain_responses(pixels, view, 64, 7), 28, 2).sqrt()
     found = bank.outputs(view.seen(pixels.float())).double().unflatten(1, (30, 5))
@@ -115,7 +115,7 @@ def test_the_map_is_a_function_of_its_spec():
     spec = {"name": "paired", "features": 60, "mirror": False}
     one = build_feature_map(spec, 3, 32)
     assert build_feature_map(spec, 3, 32).fingerprint() == one.fingerprint()
-    changes = {"seed": 4, "features": 70, "threshold": 0.3, "mirror": True, "kept": 4, "colour_grid": 2}
+    changes = {"seed": 4, "features": 70, "threshold": 0.3, "mirror": True, "kept": 4, "colour_grid": 2, "contrast": 10}
     changes["patches"] = "large"
     for change in ({name: value} for name, value in changes.items()):
         assert build_feature_map(spec | change, 3, 32).fingerprint() != one.fingerprint()
@@ -133,6 +133,7 @@ def test_each_filter_keeps_as_many_of_its_outputs():
     [
         *({"features": 1}, {"features": 99999}, {"kept": 0}, {"kept": 11}, {"budget": "0.01s"}, {"threshold": -1}),
         {"patches": "huge"},
+        *({"contrast": 0}, {"contrast": -1}, {"contrast": float("nan")}, {"contrast": float("inf")}),
         {"moved": 0},
         {"moved": 5},
     ],
@@ -161,6 +162,15 @@ def test_patches_are_small_or_large_as_asked_for():
     assert seen(32, "small") == [("filters", 5), *both[0], ("filters", 10), ("filters", 3), *both[1]]
     assert seen(32, "large") == [("filters", 10), ("pairs", 10), ("filters", 14)]
     assert "patches" not in feature_map_spec({"name": "paired"}, flip=True)  # as before there was a choice
+
+
+def test_one_contrast_may_be_given_for_all_patches():
+    assert {part.contrast for part in parts_of(32, "small")} == {100.0, 1000.0}
+    assert {part.contrast for part in parts_of(32, "small", 10.0)} == {10.0}
+    pale = images(4, 3, 32) // 26 + 120  # a tenth of the contrast
+    usual, lower = build(features=150), build(features=150, contrast=10)
+    colours = usual.shape.colours
+    assert bool((lower(pale)[:, colours:] > 1.5 * usual(pale)[:, colours:]).all())
 
 
 def test_patches_fit_small_images():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oneflare.core.seeds import torch_generator
-from oneflare.nn.feature_maps import ALIGNED_ROWS, CONTRAST_EPS, block_length, soft_cells
+from oneflare.nn.feature_maps import ALIGNED_ROWS, block_length, soft_cells
 from oneflare.nn.synthetic_filters import WEIGHT_GRID, synthetic_filters
 
 CELLS = 5
@@ -63,18 +63,20 @@ class View:
     """by how much the image is made smaller first"""
     threshold: float
     """below which a response counts as none"""
+    eps: float
+    """grey levels squared, added to the variance of a patch: one that varies much less counts for little"""
 
     def seen(self, x: Tensor) -> Seen:
         """x: `(n, c, h, w)` in grey levels 0 to 255"""
-        return contrast(F.avg_pool2d(x, self.reduce) if self.reduce > 1 else x, self.kernel)
+        return contrast(F.avg_pool2d(x, self.reduce) if self.reduce > 1 else x, self.kernel, self.eps)
 
 
-def contrast(x: Tensor, kernel: int) -> Seen:
+def contrast(x: Tensor, kernel: int, eps: float) -> Seen:
     """The image without its mean, and 1/sqrt(var + eps) of each patch `(n, 1, h', w')`."""
     x = x - x.mean((1, 2, 3), keepdim=True)  # filters ignore it; better rounding
     mean = F.avg_pool2d(x.mean(1, keepdim=True), kernel, 1)
     square = F.avg_pool2d((x * x).mean(1, keepdim=True), kernel, 1)
-    inverse = ((square - mean * mean).clamp_min(0) + CONTRAST_EPS).rsqrt()
+    inverse = ((square - mean * mean).clamp_min(0) + eps).rsqrt()
     return x.contiguous(memory_format=torch.channels_last), inverse
 
 
@@ -125,7 +127,7 @@ class FilterBank:
         plus what rounding left of the filter's own mean times the largest mean over sqrt(eps).
         """
         rows = torch.cat(self.parts).flatten(1)
-        mean_part = rows.sum(1).abs() * 255.0 / math.sqrt(CONTRAST_EPS)
+        mean_part = rows.sum(1).abs() * 255.0 / math.sqrt(self.view.eps)
         largest: Tensor = rows.norm(dim=1) * math.sqrt(rows.shape[1]) + mean_part - self.view.threshold
         return largest.clamp(min=0)
 

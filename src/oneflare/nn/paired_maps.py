@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -48,6 +49,8 @@ class Part:
     """0: the image as it is, 1: at half its size"""
     weight: int
     """its share in the features, relative to those of others of its group"""
+    contrast: float = 100.0
+    """grey levels squared, added to the variance of each patch"""
     group: int = 0
     """parts of another group are in blocks of their own, which the server weighs by themselves"""
 
@@ -55,19 +58,19 @@ class Part:
 PATCHES = {
     "even": (Part("filters", 5, 0, 3), Part("pairs", 5, 0, 3), Part("filters", 5, 1, 2)),
     "small": (
-        Part("filters", 5, 0, 2),
-        Part("pairs", 5, 0, 1),
-        Part("pairs", 5, 0, 1),
-        Part("filters", 5, 1, 2),
-        Part("filters", 3, 0, 2),
-        Part("pairs", 3, 0, 1),
-        Part("pairs", 3, 0, 1),
+        Part("filters", 5, 0, 8, contrast=1000.0),
+        Part("pairs", 5, 0, 5),
+        Part("pairs", 5, 0, 5, contrast=1000.0),
+        Part("filters", 5, 1, 4, contrast=1000.0),
+        Part("filters", 3, 0, 8, contrast=1000.0),
+        Part("pairs", 3, 0, 5),
+        Part("pairs", 3, 0, 5, contrast=1000.0),
     ),
     "large": (Part("filters", 5, 1, 1), Part("pairs", 5, 1, 1), Part("filters", 7, 1, 1)),
     "both": (
-        Part("filters", 5, 0, 1),
+        Part("filters", 5, 0, 1, contrast=1000.0),
         Part("pairs", 5, 0, 1),
-        Part("filters", 3, 0, 1),
+        Part("filters", 3, 0, 1, contrast=1000.0),
         Part("pairs", 3, 0, 1),
         Part("filters", 5, 1, 1, group=1),
         Part("pairs", 5, 1, 1, group=1),
@@ -96,6 +99,10 @@ class Size(Options):
     """sum products of two features only where both are in the same of so many blocks; the server solves for each block
     and averages the scores, each by its weight, and for the same upload more features fit. Default: products of all
     features, or where upload.limit decides how many features there are, as many blocks as suit its size"""
+    contrast: float | None = None
+    """grey levels squared, added to the variance of each patch before its contrast is divided out: patches that
+    vary less count for less. Lower where all images are pale. Default: what suits photographs of full contrast, 100,
+    and 1,000 for some of the small patches"""
     moved: int | None = None
     """features are means over the image and copies of it that are moved by so many pixels along a diagonal; fusion
     analytic.moved does it for the model alone. Default: features of the image"""
@@ -104,6 +111,8 @@ class Size(Options):
     moved up and to the right, 3 has one that is moved down and to the left as well (default)"""
 
 
+LEAST_CONTRAST = 0.01
+"""grey levels squared; less would divide by next to nothing where an image is even"""
 MOST_MOVED = 4
 """pixels; and not more than an eighth of the image's side"""
 
@@ -117,10 +126,11 @@ class FittedPart:
     reduce: int
     """by how much the image is made smaller first"""
     weight: int
+    contrast: float
     group: int
 
 
-def parts_of(size: int, patches: str | None) -> list[FittedPart]:
+def parts_of(size: int, patches: str | None, contrast: float | None = None) -> list[FittedPart]:
     """The banks for images of so many pixels.
 
     Where the image at half its size would be too small, parts that look at it are left out, or look at the whole image
@@ -134,7 +144,8 @@ def parts_of(size: int, patches: str | None) -> list[FittedPart]:
         reduce = reductions[min(part.scale, len(reductions) - 1)]
         small = size // reduce < SMALL_SIDE
         kernel = max(SMALL_KERNEL, part.kernel - 2) if small else part.kernel
-        found.append(FittedPart(part.kind, kernel, reduce, part.weight, part.group))
+        own = part.contrast if contrast is None else contrast
+        found.append(FittedPart(part.kind, kernel, reduce, part.weight, own, part.group))
     return found
 
 
@@ -172,7 +183,7 @@ class Paired:
         self.banks: list[Bank] = []
         self.kept: list[Tensor] = []
         for place, (part, share) in enumerate(self.shape.shares(self.shape.features)):
-            view = View(channels, size, part.kernel, part.reduce, threshold)
+            view = View(channels, size, part.kernel, part.reduce, threshold, part.contrast)
             own = seed + place * SEED_STRIDE
             if part.kind == "filters":
                 bank = FilterBank(view, members(part, share, parts.kept), own)
@@ -287,13 +298,15 @@ class PairedShape:
         if parts.moved is not None and not 1 <= parts.moved <= min(MOST_MOVED, max(1, size // 8)):
             raise ConfigError(f"analytic.moved: must lie between 1 and {MOST_MOVED} pixels (got {parts.moved})")
         self.channels, self.size, self.mirror, self.kept = channels, size, mirror, parts.kept
+        if parts.contrast is not None and not LEAST_CONTRAST <= parts.contrast < math.inf:
+            raise ConfigError(f"analytic.contrast: must be a number from {LEAST_CONTRAST:g} (got {parts.contrast})")
         if parts.copies is not None and parts.moved is None:
             raise ConfigError("analytic.copies: says how many moved copies there are; set analytic.moved as well")
         self.copies = 1 if parts.moved is None else parts.copies or 3
         self.blocks = parts.blocks or 1
         self.most = min(MOST_FEATURES * self.blocks, MOST_IN_BLOCKS)
         self.colours = colour_features(channels, colour_grid, mirror)
-        self.parts = parts_of(size, parts.patches)
+        self.parts = parts_of(size, parts.patches, parts.contrast)
         self.grouped = self.blocks > 1 and len({part.group for part in self.parts}) > 1
         self.least = max(len(self.parts), self.blocks)
         if self.grouped:
