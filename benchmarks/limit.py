@@ -226,8 +226,9 @@ def table() -> None:
         "megabytes, without (`analytic.shifted=false`) where it is a number of filters. Lines that name blocks have",
         "`analytic.blocks`, and all ten outputs of each filter (`analytic.kept=10`); those that name patches have",
         "`analytic.patches`; those that name `moved` also ask moved copies of test images, and those that name means",
-        "have features that are means over an image and one or two moved copies. Some were fused again from the same",
-        "uploads by later code: docs/analytic.md says which.",
+        "have features that are means over an image and one or two moved copies. Lines that name contrast 10 are of",
+        "code that added 10 to the variance of every patch (`analytic.contrast`), with other shares of the banks. Some",
+        "were fused again from the same uploads by later code: docs/analytic.md says which.",
         "Seconds of clients and of the fusion passed on a machine of two cores that many others used at the same time.",
         "Processor seconds are those of all processes of a run: reading, clients, checks, fusion and test images.",
         "",
@@ -255,6 +256,7 @@ def curves(measure: str, unit: float) -> dict[str, list[tuple[float, float]]]:
         if cell.get(measure) is not None:
             kind = ", multi_scale" if "multi_scale" in size else ", blocks" if "blocks" in size else ""
             kind += ", chosen patches" if "patches" in size else ""
+            kind += ", contrast 10" if "contrast 10" in size else ""
             label = f"{data}, {dtype}{kind}"
             points.setdefault(label, []).append((cell[measure] / unit, 100 * cell["accuracy"]))
     return points

@@ -126,9 +126,9 @@ def test_limits_hold_for_any_image():
     assert bool((q >= LIMITS.low).all() and (q <= LIMITS.high).all())
 
 
-@given(st.integers(1, 12))
-@settings(max_examples=12)
+@pytest.mark.parametrize("n", range(1, 25))
 def test_the_sums_of_a_few_images_are_not_refused(n):
+    """Two images of a class foretell halves, of which nobody knows how they are rounded elsewhere."""
     assert whole_complaint(packed(n), LIMITS) is None
 
 

@@ -66,15 +66,19 @@ PATCHES = {
         Part("pairs", 3, 0, 5),
         Part("pairs", 3, 0, 5, contrast=1000.0),
     ),
-    "large": (Part("filters", 5, 1, 1), Part("pairs", 5, 1, 1), Part("filters", 7, 1, 1)),
+    "large": (
+        Part("filters", 5, 1, 1, contrast=10.0),
+        Part("pairs", 5, 1, 1, contrast=10.0),
+        Part("filters", 7, 1, 1, contrast=10.0),
+    ),
     "both": (
         Part("filters", 5, 0, 1, contrast=1000.0),
         Part("pairs", 5, 0, 1),
         Part("filters", 3, 0, 1, contrast=1000.0),
         Part("pairs", 3, 0, 1),
-        Part("filters", 5, 1, 1, group=1),
-        Part("pairs", 5, 1, 1, group=1),
-        Part("filters", 7, 1, 1, group=1),
+        Part("filters", 5, 1, 1, contrast=10.0, group=1),
+        Part("pairs", 5, 1, 1, contrast=10.0, group=1),
+        Part("filters", 7, 1, 1, contrast=10.0, group=1),
     ),
 }
 """What the features look at; docs/analytic.md says why. Two banks of pairs have twice the filters to choose from."""
@@ -102,7 +106,7 @@ class Size(Options):
     contrast: float | None = None
     """grey levels squared, added to the variance of each patch before its contrast is divided out: patches that
     vary less count for less. Lower where all images are pale. Default: what suits photographs of full contrast, 100,
-    and 1,000 for some of the small patches"""
+    1,000 for some of the small patches, and 10 for the large ones"""
     moved: int | None = None
     """features are means over the image and copies of it that are moved by so many pixels along a diagonal; fusion
     analytic.moved does it for the model alone. Default: features of the image"""

@@ -180,8 +180,8 @@ def judge(
 ) -> Judgement:
     """RULE for a difference.
 
-    looks: at which numbers of seeds a verdict is looked for, where it is at several. margin: below it a difference counts as none; None
-    where "no difference" makes no sense.
+    looks: at which numbers of seeds a verdict is looked for, where it is at several. margin: below it a difference
+    counts as none; None where "no difference" makes no sense.
     """
     if len(found.values) < FEWEST_SEEDS or found.interval is None:
         return UNDECIDED

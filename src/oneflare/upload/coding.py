@@ -45,7 +45,7 @@ FINENESS = {"coarse": 1 / 2, "fine": 1 / 64}
 WHOLE = "whole"
 """sums of whole numbers, which are not rounded (`oneflare.upload.whole`)"""
 CODED = frozenset({*FINENESS, WHOLE})
-BITS = {"coarse": 5.0, "fine": 9.0, WHOLE: 10.5}
+BITS = {"coarse": 5.0, "fine": 9.0, WHOLE: 10.8}
 """of a product, for which a map is planned where a limit is given; the step grows where that is not enough"""
 WHOLE_BLOCK = 1500
 """features of a block, beyond which whole sums need fewer bits, because more is foretold"""
@@ -71,7 +71,7 @@ def _coder(spec: str, channels: int, size: int) -> Decorrelation:
 
 
 def planned_bits(dtype: str, block: int) -> float:
-    """Of a product in a block of so many features. For whole sums a member with 5,000 images needed 0.4 bits less."""
+    """Of a product in a block of so many features. For whole sums leaves room for members with some 8,000 images."""
     saved = WHOLE_SAVED * math.log2(max(block / WHOLE_BLOCK, 1.0)) if dtype == WHOLE else 0.0
     return BITS[dtype] - saved
 

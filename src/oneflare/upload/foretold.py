@@ -38,7 +38,8 @@ DOUBT = 2.0**-11
 HEADER = 3
 """words: a checksum of G, how many places are doubtful, and the number of words in which they are"""
 MOST_DOUBTFUL, MOST_DOUBT = 64, 1 / 64
-"""places, and the part of all places, that may be doubtful; twice DOUBT of them are, and each takes less than a word"""
+"""places, and the part of all places, that may be doubtful; twice DOUBT of them are, and each takes less than a word.
+All of the first rows may be, too: two images of a class foretell halves of whole numbers."""
 EXACT = 2.0**52
 """below which sums and differences of whole numbers are exact in double precision"""
 NO_IMAGES = "no images have these sums of products"
@@ -139,7 +140,8 @@ def _parsed(words: Tensor, dim: int) -> tuple[int, Tensor, Tensor]:
         raise ValueError("it is shorter than its header")
     checksum, number, length = words[:HEADER].tolist()
     fits = 0 <= length <= len(words) - HEADER and (length > 0) == (number > 0)
-    if not fits or not 0 <= number <= MOST_DOUBTFUL + dim * dim * MOST_DOUBT or length > number + MOST_DOUBTFUL:
+    most = MOST_DOUBTFUL + dim * FIRST_ROWS + dim * dim * MOST_DOUBT
+    if not fits or not 0 <= number <= most or length > number + MOST_DOUBTFUL:
         raise ValueError("its doubtful places do not fit into it")
     code, stream = words[HEADER : HEADER + length], words[HEADER + length :]
     if number == 0:
