@@ -248,18 +248,19 @@ def table() -> None:
     draw()
 
 
-def curves(measure: str, unit: float) -> dict[str, list[tuple[float, float]]]:
-    """Label -> (measure / unit, accuracy %) of each cell that has the measure."""
-    points: dict[str, list[tuple[float, float]]] = {}
+MARKERS = {"whole": "o", "coarse": "s", "fine": "^", "float32": "D", "int12": "v"}
+"""of a point, by how sums are sent"""
+
+
+def points(measure: str, unit: float) -> list[tuple[str, str, bool, float, float]]:
+    """Data, sums, whether of an older map, measure / unit and accuracy % of each cell that has the measure."""
+    found = []
     for name, cell in stored().items():
         data, size, dtype, *_ = name.split("-")
         if cell.get(measure) is not None:
-            kind = ", multi_scale" if "multi_scale" in size else ", blocks" if "blocks" in size else ""
-            kind += ", chosen patches" if "patches" in size else ""
-            kind += ", contrast 10" if "contrast 10" in size else ""
-            label = f"{data}, {dtype}{kind}"
-            points.setdefault(label, []).append((cell[measure] / unit, 100 * cell["accuracy"]))
-    return points
+            older = "multi_scale" in size or "contrast 10" in size
+            found.append((data, dtype, older, cell[measure] / unit, 100 * cell["accuracy"]))
+    return found
 
 
 def draw() -> None:
@@ -269,23 +270,28 @@ def draw() -> None:
     matplotlib.rcParams["svg.hashsalt"] = "oneflare"
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 6), sharey=True)
-    colours = {label: colour for colour, label in enumerate(curves("largest_upload_bytes", 1e6))}
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5.5), sharey=True)
+    colours = {data: f"C{place}" for place, data in enumerate(DATA)}
     for axes, measure, unit in ((left, "largest_upload_bytes", 1e6), (right, "processor_seconds", 1.0)):
-        for label, found in curves(measure, unit).items():
-            line, colour = "o-" if colours[label] < 10 else "s--", f"C{colours[label] % 10}"
-            axes.plot(*zip(*sorted(found), strict=True), line, color=colour, label=f"{label}, 20,000 images")
+        for data, dtype, older, cost, accuracy in points(measure, unit):
+            face = "none" if older else colours[data]
+            axes.plot(cost, accuracy, MARKERS[dtype], color=colours[data], markerfacecolor=face, alpha=0.8)
     for label, maps in PUBLISHED_MAPS.items():
         places = [(2 * dim * (dim + 1) / 1e6, accuracy) for dim, accuracy in maps]
-        left.plot(*zip(*places, strict=True), "^:", color="gray", label=f"{label}, CIFAR-10, 50,000 images")
+        left.plot(*zip(*places, strict=True), "*:", color="gray", label=f"{label}, CIFAR-10, 50,000 images")
+    for data, colour in colours.items():
+        left.plot([], [], "-", linewidth=4, color=colour, label=f"{data}, 20,000 images")
+    for dtype, marker in MARKERS.items():
+        left.plot([], [], marker, color="black", label=dtype)
+    left.plot([], [], "o", color="black", markerfacecolor="none", label="hollow: older maps")
     beside = {"textcoords": "offset points"}
     for label, accuracy in PUBLISHED.items():
         left.axhline(accuracy, color="lightgray", linewidth=0.8)
         left.annotate(label, (1.05, accuracy), (0, 2 if accuracy > 79 else -8), fontsize=7, color="gray", **beside)
     left.set(xscale="log", xlim=(1, 250), xlabel="megabytes that a client sends", ylabel="accuracy %")
     right.set(xscale="log", xlabel="processor seconds of a whole run")
-    figure.legend(*left.get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=3)
-    figure.tight_layout(rect=(0, 0.2, 1, 1))
+    figure.legend(*left.get_legend_handles_labels(), fontsize=8, loc="lower center", ncol=4)
+    figure.tight_layout(rect=(0, 0.13, 1, 1))
     figure.savefig(PICTURE, metadata={"Date": None})
     pyplot.close(figure)
 
