@@ -32,7 +32,7 @@ from oneflare.study.markdown import to_markdown
 from oneflare.study.records import StudyResult
 from oneflare.study.results import collect, write_results
 from oneflare.study.scales import SCALES
-from oneflare.study.summary import judged_claims, summary_page, tally, waiting_claims
+from oneflare.study.summary import exploratory_claims, judged_claims, summary_page, tally, waiting_claims
 from oneflare.study.verdicts import difference, smallest_of_looks
 from shared import Forked, forked, wait_for
 
@@ -489,6 +489,33 @@ def test_claims_whose_runs_are_missing_are_not_called_undecided(tiny, tmp_path):
     assert "C4" not in waiting
     assert {"C5", "servers: servers-density"} <= set(waiting)
     assert "Not measured yet, because some of their runs have not been made: " in summary_page(found)
+
+
+def test_what_was_asked_after_figures_had_been_seen_does_not_count(tiny, tmp_path):
+    folder, plan = tiny
+    content = collect(plan, folder / "runs")
+    asked, later = (
+        replace(content.claims[0], id=name, verdict="confirmed", p_value=p, exploratory=exploratory)
+        for name, p, exploratory in (("C1", 0.04, False), ("C2", 0.9, True))
+    )
+    write_results(replace(content, study="table1", scale="decisive", claims=(asked, later)), tmp_path)
+    found, apart = judged_claims(tmp_path), exploratory_claims(tmp_path)
+    assert [judged.name for judged in found] == ["C1"]
+    assert [judged.name for judged in apart] == ["C2"]
+    assert found[0].stands  # among two claims a p value of 0.04 would not
+    assert "table2: alignment-counted" not in waiting_claims([])
+    page = summary_page(found, apart)
+    assert "1 claims: 1 confirmed." in page
+    assert page.index("[C1]") < page.index("## Asked after figures had been seen") < page.index("[C2]")
+    assert "not counted among the claims" in (tmp_path / "table1/decisive.md").read_text()
+
+
+def test_no_seeds_are_added_for_what_was_asked_after_figures_had_been_seen(tiny, tmp_path):
+    _, plan = tiny
+    assert open_cells([Findings(plan, tmp_path)])
+    claims = tuple(claim.model_copy(update={"exploratory": True}) for claim in plan.declaration.claims)
+    later = replace(plan, declaration=plan.declaration.model_copy(update={"claims": claims}))
+    assert open_cells([Findings(later, tmp_path)]) == []
 
 
 def test_the_summary_corrects_for_the_number_of_claims(tiny, tmp_path):

@@ -71,7 +71,12 @@ def open_cells(studies: Sequence[Findings]) -> list[Cell]:
 
     A claim is open while it is undecided, or while its verdict does not stand among all claims of these studies.
     """
-    tried = [list(_trials(findings, claim)) for findings in studies for claim in findings.plan.declaration.claims]
+    tried = [
+        list(_trials(findings, claim))
+        for findings in studies
+        for claim in findings.plan.declaration.claims
+        if not claim.exploratory
+    ]
     standing = discoveries([joint(trial.judged[1] for trial in trials).p_value for trials in tried])
     return [
         cell
@@ -86,7 +91,7 @@ def _claim(findings: Findings, claim: Claim) -> ClaimResult:
     tried = list(_trials(findings, claim))
     whole = joint(trial.judged[1] for trial in tried)
     tests = tuple(_row(trial) for trial in tried)
-    return ClaimResult(claim.id, claim.text, claim.log, whole.verdict, rounded(whole.p_value), tests)
+    return ClaimResult(claim.id, claim.text, claim.log, whole.verdict, rounded(whole.p_value), tests, claim.exploratory)
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,9 @@ class Claim(Section):
     id: str
     text: str
     log: str = Field("", description="what the log reports, with its settings; never mixed with our figures")
+    exploratory: bool = Field(
+        False, description="asked after figures had been seen: shown apart, not counted, and no seeds are added for it"
+    )
     tests: tuple[Statement, ...]
 
 

@@ -15,7 +15,15 @@ from oneflare.study.cells import CELLS
 from oneflare.study.declare import declared, find_declaration
 from oneflare.study.markdown import MISSING, percent, place_name, table, to_markdown
 from oneflare.study.records import StudyResult
-from oneflare.study.summary import SCALES, best_results, judged_claims, summary_page, tally, waiting_claims
+from oneflare.study.summary import (
+    SCALES,
+    best_results,
+    exploratory_claims,
+    judged_claims,
+    summary_page,
+    tally,
+    waiting_claims,
+)
 from oneflare.study.verdicts import Spread
 
 START = "<!-- figures: written by `make headline` from results/, not by hand -->"
@@ -163,7 +171,7 @@ def main(readme: str = "README.md", results: str = "results") -> None:
                 write_text(source.with_suffix(".md"), to_markdown(StudyResult.read(source)))
     claims = judged_claims(folder)
     if claims:
-        write_text(folder / CLAIMS, summary_page(claims))
+        write_text(folder / CLAIMS, summary_page(claims, exploratory_claims(folder)))
     path = Path(readme)
     write_text(path, with_headline(path.read_text(), folder))
     print(f"written: {path}", file=sys.stderr)

@@ -106,6 +106,8 @@ def _verdicts(content: StudyResult) -> list[str]:
     for claim in content.claims:
         verdict = claim.verdict if content.measured(claim) else "not measured yet"
         lines += ["", f"**{claim.id}: {verdict}.** {claim.text}."]
+        if claim.exploratory:
+            lines += ["This was asked after figures had been seen; it is not counted among the claims."]
         if claim.log:
             lines += [f"The log: {claim.log}."]
         lines += [""]

@@ -206,6 +206,8 @@ class ClaimResult:
     p_value: float | None
     """of the verdict, over all tests and looks; None while undecided"""
     tests: tuple[StatementResult, ...]
+    exploratory: bool = False
+    """asked after figures had been seen; not counted among the claims"""
 
 
 @dataclass(frozen=True)

@@ -66,17 +66,26 @@ def best_results(results: Path, study: str, scales: Sequence[str] = SCALES) -> S
 
 def judged_claims(results: Path, scales: Sequence[str] = JUDGING) -> list[JudgedClaim]:
     """Every claim that was put to the test at one of the scales, in the order of the studies."""
-    contents = [content for study in declared() if (content := best_results(results, study, scales)) is not None]
-    asked = [(content, claim) for content in contents for claim in content.claims if content.measured(claim)]
+    asked = [(content, claim) for content, claim in _measured(results, scales) if not claim.exploratory]
     standing = discoveries([claim.p_value for _, claim in asked]) if asked else []
     return [JudgedClaim(content, claim, stands) for (content, claim), stands in zip(asked, standing, strict=True)]
+
+
+def exploratory_claims(results: Path, scales: Sequence[str] = JUDGING) -> list[JudgedClaim]:
+    """What was asked after figures had been seen, with its verdict alone: it counts among no others."""
+    return [JudgedClaim(content, claim, True) for content, claim in _measured(results, scales) if claim.exploratory]
+
+
+def _measured(results: Path, scales: Sequence[str]) -> list[tuple[StudyResult, ClaimResult]]:
+    contents = [content for study in declared() if (content := best_results(results, study, scales)) is not None]
+    return [(content, claim) for content in contents for claim in content.claims if content.measured(claim)]
 
 
 def waiting_claims(claims: Sequence[JudgedClaim]) -> list[str]:
     """The declared claims that are not among these: some of the runs they need have not been made."""
     known = {claim.name for claim in claims}
     judging = [found for found in map(find_declaration, declared()) if any(found.grids(scale) for scale in JUDGING)]
-    names = [claim_name(found.name, claim.id) for found in judging for claim in found.claims]
+    names = [claim_name(found.name, claim.id) for found in judging for claim in found.claims if not claim.exploratory]
     return [name for name in names if name not in known]
 
 
@@ -86,8 +95,25 @@ def tally(claims: Sequence[JudgedClaim]) -> str:
     return ", ".join(f"{number} {words}" for number, words in counts if number)
 
 
-def summary_page(claims: Sequence[JudgedClaim]) -> str:
+def summary_page(claims: Sequence[JudgedClaim], exploratory: Sequence[JudgedClaim] = ()) -> str:
     """`results/claims.md`."""
+    return "\n".join(
+        [
+            "# What the research log claims, and what we claim, put to the test",
+            "",
+            f"{len(claims)} claims: {tally(claims)}. Seeds are added until a verdict is clear; among so many claims a "
+            f"verdict is kept only if it stands at a false discovery rate of {ERROR:.0%}, and where it does not, the "
+            "table says so. The rule is at the end of every study's page.",
+            "",
+            *_listed(claims),
+            "",
+            *_apart(exploratory),
+            *_waiting(waiting_claims(claims)),
+        ]
+    )
+
+
+def _listed(claims: Sequence[JudgedClaim]) -> list[str]:
     rows = [
         [
             f"[{judged.name}]({judged.page})",
@@ -100,19 +126,21 @@ def summary_page(claims: Sequence[JudgedClaim]) -> str:
         for judged in claims
     ]
     columns = ["claim", "what it says", "verdict", "our figures", "the log's figures (one seed)", "our scale"]
-    return "\n".join(
-        [
-            "# What the research log claims, and what we claim, put to the test",
-            "",
-            f"{len(claims)} claims: {tally(claims)}. Seeds are added until a verdict is clear; among so many claims a "
-            f"verdict is kept only if it stands at a false discovery rate of {ERROR:.0%}, and where it does not, the "
-            "table says so. The rule is at the end of every study's page.",
-            "",
-            *table(columns, rows, words=6),
-            "",
-            *_waiting(waiting_claims(claims)),
-        ]
-    )
+    return table(columns, rows, words=6)
+
+
+def _apart(claims: Sequence[JudgedClaim]) -> list[str]:
+    if not claims:
+        return []
+    return [
+        "## Asked after figures had been seen",
+        "",
+        "These questions came up while results were read, so their verdicts, each alone, only suggest. They are not "
+        "counted above.",
+        "",
+        *_listed(claims),
+        "",
+    ]
 
 
 def _waiting(names: Sequence[str]) -> list[str]:

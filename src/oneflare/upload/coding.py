@@ -71,7 +71,7 @@ def _coder(spec: str, channels: int, size: int) -> Decorrelation:
 
 
 def planned_bits(dtype: str, block: int) -> float:
-    """Of a product in a block of so many features. For whole sums, 0.1 more than 6,490 images of digits (SVHN) needed."""
+    """Of a product in a block of so many features; for whole sums, 0.1 more than 6,490 images of SVHN needed."""
     saved = WHOLE_SAVED * math.log2(max(block / WHOLE_BLOCK, 1.0)) if dtype == WHOLE else 0.0
     return BITS[dtype] - saved
 
