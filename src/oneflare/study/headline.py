@@ -32,8 +32,8 @@ CLAIMS = "claims.md"
 MAIN = "table1"
 
 MEASURED_AGAIN = (
-    "The claims of the research log, and the other figures of the first release, are being measured again: "
-    "[why, and with which commands](results/README.md)."
+    "Some studies, and with them the main table, still wait for their runs: "
+    "[which, and with which commands](results/README.md)."
 )
 
 
