@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from oneflare.study.verdicts import (
     UNDECIDED,
     Difference,
     Judgement,
+    SeedsWanted,
     bootstrap_interval,
     crossed_interval,
     difference,
@@ -22,6 +24,8 @@ from oneflare.study.verdicts import (
     equivalence_p,
     joint,
     judge,
+    seeds_for_claim,
+    seeds_wanted,
     smallest_of_looks,
     student_p,
 )
@@ -166,6 +170,37 @@ def test_a_clearer_look_is_a_clearer_verdict(p_values):
     assert found == sorted(found)
     assert all(p_value <= one <= 3 * p_value for p_value, one in zip(sorted(p_values), found, strict=True))
     assert [smallest_of_looks(p_value, (5,)) for p_value in p_values] == p_values
+
+
+@pytest.mark.parametrize("looks", [(), LOOKS])
+@pytest.mark.parametrize(("mean", "margin"), [(0.9, None), (0.3, 1.0)])
+def test_so_many_seeds_would_decide_if_nothing_changed(mean, margin, looks):
+    """Oracle: the rule itself, asked with one seed after the other of the same mean and deviation."""
+    start = (mean - 1, mean, mean + 1, mean - 1, mean + 1)
+    spread = np.std(start, ddof=1)
+
+    def decided(number):
+        values = np.linspace(-1, 1, number)
+        values = mean + values * spread / values.std(ddof=1)
+        return judge(difference(values), 0, "above", looks=looks, margin=margin).verdict
+
+    wanted = seeds_wanted(start, 0, "above", looks=looks, margin=margin)
+    found = next(number for number in range(5, 100) if decided(number) != "undecided")
+    assert wanted.to_hold == pytest.approx(found, abs=1)
+    assert math.isinf(wanted.to_refute)
+    refuting = seeds_wanted(start, 0, "below", looks=looks, margin=margin).to_refute
+    assert refuting == seeds_wanted(start, 0, "above", looks=looks).to_hold
+
+
+def test_how_many_seeds_a_claim_of_several_tests_wants():
+    sure, open_ = Judgement("confirmed", 0.001), Judgement("undecided", None)
+    never = math.inf
+    assert seeds_for_claim([(sure, SeedsWanted(3, never)), (open_, SeedsWanted(40, never))]) == 40
+    assert seeds_for_claim([(open_, SeedsWanted(7, never)), (open_, SeedsWanted(40, never))]) == 40  # all must hold
+    assert seeds_for_claim([(open_, SeedsWanted(7, never)), (open_, SeedsWanted(never, 12))]) == 12  # one may refute
+    assert seeds_for_claim([(open_, SeedsWanted(never, never))]) is None
+    assert seeds_wanted((1.0, 1.1), 0, "above") == SeedsWanted(never, never)
+    assert seeds_wanted((0.0, 0.0, 0.0), 0, "above") == SeedsWanted(never, never)
 
 
 def test_the_rule_for_claims_of_several_tests():

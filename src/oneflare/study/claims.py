@@ -19,11 +19,14 @@ from oneflare.study.verdicts import (
     UNDECIDED,
     Difference,
     Judgement,
+    SeedsWanted,
     Side,
     difference,
     discoveries,
     joint,
     judge,
+    seeds_for_claim,
+    seeds_wanted,
 )
 
 
@@ -91,7 +94,17 @@ def _claim(findings: Findings, claim: Claim) -> ClaimResult:
     tried = list(_trials(findings, claim))
     whole = joint(trial.judged[1] for trial in tried)
     tests = tuple(_row(trial) for trial in tried)
-    return ClaimResult(claim.id, claim.text, claim.log, whole.verdict, rounded(whole.p_value), tests, claim.exploratory)
+    wanted = seeds_for_claim([(trial.judged[1], trial.wanted) for trial in tried])
+    return ClaimResult(
+        claim.id,
+        claim.text,
+        claim.log,
+        whole.verdict,
+        rounded(whole.p_value),
+        tests,
+        claim.exploratory,
+        wanted if whole.verdict == "undecided" else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,11 @@ class Trial:
         return self.test.kind == "quantity" and self.test.quantity != "accuracy_lost"
 
     @property
+    def tested_threshold(self) -> float:
+        """In the unit of the samples."""
+        return math.log10(self.threshold) if self.by_logarithm else self.threshold
+
+    @property
     def margin(self) -> float | None:
         """Within which a difference from 0 counts as none; None for quantities and other thresholds."""
         return MARGIN if self.test.kind != "quantity" and self.threshold == 0 else None
@@ -137,8 +155,7 @@ class Trial:
     @cached_property
     def judged(self) -> tuple[Difference | None, Judgement]:
         """What the look with the clearest verdict has seen, and that verdict; the last look while none is clear."""
-        looks = self.findings.plan.looks
-        threshold = math.log10(self.threshold) if self.by_logarithm else self.threshold
+        looks, threshold = self.findings.plan.looks, self.tested_threshold
         clear: list[tuple[float, Difference, Judgement]] = []
         for sample, look in zip(self.seen, looks, strict=False):
             if len(sample.values) < look:
@@ -150,6 +167,13 @@ class Trial:
             return self.seen[-1] if self.seen else None, UNDECIDED
         _, sample, judgement = min(clear, key=lambda look: look[0])
         return sample, judgement
+
+    @property
+    def wanted(self) -> SeedsWanted:
+        """How many seeds would decide it, as things look."""
+        values = self.seen[-1].values if self.seen else ()
+        looks = self.findings.plan.looks
+        return seeds_wanted(values, self.tested_threshold, self.side, looks=looks, margin=self.margin)
 
     def sample(self, first: int) -> Difference | None:
         """The figures of the first seeds: points of accuracy, per cent of another measure, or a quantity."""
@@ -264,8 +288,7 @@ def _row(trial: Trial) -> StatementResult:
     if found is None:
         return row
     shown = _powers if trial.by_logarithm else _unchanged
-    threshold = math.log10(trial.threshold) if trial.by_logarithm else trial.threshold
-    p_value = judgement.p_value if judgement.p_value is not None else found.p_value(threshold, trial.side)
+    p_value = judgement.p_value if judgement.p_value is not None else found.p_value(trial.tested_threshold, trial.side)
     return replace(
         row,
         values=tuple(rounded([shown(value) for value in found.values])),

@@ -208,6 +208,9 @@ class ClaimResult:
     tests: tuple[StatementResult, ...]
     exploratory: bool = False
     """asked after figures had been seen; not counted among the claims"""
+    seeds_wanted: int | None = None
+    """of an undecided claim: how many seeds would decide it if means and deviations stayed as they are; None where it
+    is decided, or where a thousand would not decide it"""
 
 
 @dataclass(frozen=True)

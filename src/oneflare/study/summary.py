@@ -9,7 +9,7 @@ from pathlib import Path
 from oneflare.study.declare import declared, find_declaration
 from oneflare.study.markdown import MISSING, table
 from oneflare.study.records import ClaimResult, StatementResult, StudyResult
-from oneflare.study.verdicts import ERROR, Verdict, discoveries
+from oneflare.study.verdicts import ERROR, MOST_SEEDS, Verdict, discoveries
 
 SCALES = ("paper", "decisive", "small", "smoke")
 """the first that is there is shown"""
@@ -41,8 +41,14 @@ class JudgedClaim:
 
     @property
     def words(self) -> str:
-        lost = self.verdict != self.claim.verdict
-        return f"undecided among so many ({WORDS[self.claim.verdict]} alone)" if lost else WORDS[self.verdict]
+        if self.verdict != self.claim.verdict:
+            return f"undecided among so many ({WORDS[self.claim.verdict]} alone)"
+        if self.verdict != "undecided":
+            return WORDS[self.verdict]
+        wanted = self.claim.seeds_wanted
+        return (
+            f"undecided ({f'more than {MOST_SEEDS:,}' if wanted is None else f'about {wanted:,}'} seeds would decide)"
+        )
 
     @property
     def page(self) -> str:
@@ -103,7 +109,8 @@ def summary_page(claims: Sequence[JudgedClaim], exploratory: Sequence[JudgedClai
             "",
             f"{len(claims)} claims: {tally(claims)}. Seeds are added until a verdict is clear; among so many claims a "
             f"verdict is kept only if it stands at a false discovery rate of {ERROR:.0%}, and where it does not, the "
-            "table says so. The rule is at the end of every study's page.",
+            "table says so. The number of seeds beside an undecided claim is how many would decide it, alone, if its "
+            "means and deviations stayed as they are; at most 20 are run. The rule ends every study's page.",
             "",
             *_listed(claims),
             "",

@@ -33,6 +33,8 @@ SIMULATED = 400_000
 """rows behind `smallest_of_looks`"""
 SIMULATED_TAIL = 400
 """rows below which their number says too little"""
+MOST_SEEDS = 1000
+"""more than these are not counted in `seeds_wanted`"""
 RULE = (
     f"A difference is confirmed when two things agree that it is on the claimed side of its threshold: the "
     f"{LEVEL:.0%} bootstrap interval (over seeds; over seeds and test images where answers are kept) and Student's "
@@ -217,6 +219,50 @@ def equivalence_p(values: Sequence[float], margin: float) -> float | None:
     above = student_p([value + margin for value in values], "above")
     below = student_p([value - margin for value in values], "below")
     return None if above is None or below is None else max(above, below)
+
+
+@dataclass(frozen=True)
+class SeedsWanted:
+    """With how many seeds a test would decide, if mean and deviation stayed as they are; infinity beyond MOST_SEEDS."""
+
+    to_hold: float
+    """to confirm it or to show no difference"""
+    to_refute: float
+
+
+def seeds_wanted(
+    values: Sequence[float], threshold: float, side: Side, *, looks: tuple[int, ...] = (), margin: float | None = None
+) -> SeedsWanted:
+    """From Student's tests alone; the threshold, the side, the looks and the margin are those of `judge`."""
+    if len(values) < FEWEST_SEEDS:
+        return SeedsWanted(math.inf, math.inf)
+    mean, spread = statistics.fmean(values), statistics.stdev(values)
+    beyond = mean - threshold if side == "above" else threshold - mean
+    inside = -math.inf if margin is None else margin - abs(mean)
+    return SeedsWanted(_seeds_for(max(beyond, inside), spread, looks), _seeds_for(-beyond, spread, looks))
+
+
+def _seeds_for(distance: float, spread: float, looks: tuple[int, ...]) -> float:
+    """Fewest seeds with which a mean this far on the right side of a threshold is clear."""
+    from scipy.stats import t
+
+    if distance <= 0:
+        return math.inf
+    numbers = np.arange(FEWEST_SEEDS, MOST_SEEDS + 1)
+    clear = t.isf(_clear_p(looks), numbers - 1) * spread < distance * np.sqrt(numbers)
+    return float(numbers[clear.argmax()]) if clear.any() else math.inf
+
+
+def _clear_p(looks: tuple[int, ...]) -> float:
+    """The p value of one look below which a verdict is clear."""
+    return ERROR if len(looks) < 2 else float(np.quantile(_smallest_p_values(looks), ERROR))
+
+
+def seeds_for_claim(tests: Sequence[tuple[Judgement, SeedsWanted]]) -> int | None:
+    """Of a claim of several tests, by the rule of `joint`; None where MOST_SEEDS would not decide it."""
+    open_tests = [wanted.to_hold for judged, wanted in tests if judged.verdict == "undecided"]
+    fewest = min(max(open_tests, default=0.0), min((wanted.to_refute for _, wanted in tests), default=math.inf))
+    return None if math.isinf(fewest) else int(fewest)
 
 
 def joint(tests: Iterable[Judgement]) -> Judgement:
