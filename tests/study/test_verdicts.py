@@ -200,6 +200,7 @@ def test_how_many_seeds_a_claim_of_several_tests_wants():
     assert seeds_for_claim([(open_, SeedsWanted(7, never)), (open_, SeedsWanted(never, 12))]) == 12  # one may refute
     assert seeds_for_claim([(open_, SeedsWanted(never, never))]) is None
     assert seeds_wanted((1.0, 1.1), 0, "above") == SeedsWanted(never, never)
+    assert seeds_wanted((1.0, 1.1, 1.2), 0, "above") == SeedsWanted(4, never)  # more than there are
     assert seeds_wanted((0.0, 0.0, 0.0), 0, "above") == SeedsWanted(never, never)
 
 

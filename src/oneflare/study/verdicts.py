@@ -233,22 +233,26 @@ class SeedsWanted:
 def seeds_wanted(
     values: Sequence[float], threshold: float, side: Side, *, looks: tuple[int, ...] = (), margin: float | None = None
 ) -> SeedsWanted:
-    """From Student's tests alone; the threshold, the side, the looks and the margin are those of `judge`."""
+    """From Student's tests alone; the threshold, the side, the looks and the margin are those of `judge`.
+
+    More than there are, because the interval may leave open what Student's test finds clear.
+    """
     if len(values) < FEWEST_SEEDS:
         return SeedsWanted(math.inf, math.inf)
     mean, spread = statistics.fmean(values), statistics.stdev(values)
     beyond = mean - threshold if side == "above" else threshold - mean
     inside = -math.inf if margin is None else margin - abs(mean)
-    return SeedsWanted(_seeds_for(max(beyond, inside), spread, looks), _seeds_for(-beyond, spread, looks))
+    more = len(values) + 1
+    return SeedsWanted(_seeds_for(max(beyond, inside), spread, looks, more), _seeds_for(-beyond, spread, looks, more))
 
 
-def _seeds_for(distance: float, spread: float, looks: tuple[int, ...]) -> float:
+def _seeds_for(distance: float, spread: float, looks: tuple[int, ...], fewest: int) -> float:
     """Fewest seeds with which a mean this far on the right side of a threshold is clear."""
     from scipy.stats import t
 
     if distance <= 0:
         return math.inf
-    numbers = np.arange(FEWEST_SEEDS, MOST_SEEDS + 1)
+    numbers = np.arange(fewest, MOST_SEEDS + 1)
     clear = t.isf(_clear_p(looks), numbers - 1) * spread < distance * np.sqrt(numbers)
     return float(numbers[clear.argmax()]) if clear.any() else math.inf
 
